@@ -1,8 +1,9 @@
 """
-Attachments of programs that were compiled from one source, presented as one attachment; records are merged by time.
+Attachments of companions, the probe programs compiled from one source, as one attachment.
 
-Each program has an attachment of its own; all use the variables and tables of the first one, the principal. A thread
-for each attachment passes on its events. Probepoints and definitions are numbered across all programs.
+Each program has an attachment of its own, whose events a thread passes to a common queue. Records are merged by time.
+All programs use the variables and tables of the first one, the principal. Probepoints and definitions are numbered
+across all programs.
 """
 
 from __future__ import annotations
@@ -41,17 +42,17 @@ if TYPE_CHECKING:
 __all__ = ["AttachmentGroup"]
 
 _WAITING = 64
-"""Maximum number of events of all attachments that wait to be emitted."""
+"""Maximum number of events in the common queue; a thread waits for room."""
 
 _BEGINNING = 20.0
-"""Seconds that an insertion waits until everything in scope at the beginning is probed."""
+"""Maximum number of seconds for which an insertion waits for the attachment's ``Begun``."""
 
 _HELD = 150_000_000
-"""Nanoseconds for which a record is held back, because another attachment may have an older one."""
+"""Age in nanoseconds at which a record is emitted; until then another attachment may have an older record."""
 
 _HELD_AT_END = 5_000_000_000
 """
-Nanoseconds for which a record is held back at the end: breakpoints are removed before the last records are emitted.
+The same at the end of a run, when attachments remove their breakpoints before they emit their last records.
 """
 
 _LOOK = 0.005
@@ -59,7 +60,7 @@ _LOOK = 0.005
 
 
 class _Numbers:
-    """Numbering of the probepoints of several attachments: one list, which only grows."""
+    """Numbering of the probepoints of several attachments, in one list that only grows; a lock protects ``look``."""
 
     def __init__(self, programs: Sequence[Program]) -> None:
         self.probes: list[Probepoint] = []
@@ -73,11 +74,11 @@ class _Numbers:
             count += len(program.definitions)
 
     def definition(self, member: int, number: int) -> int:
-        """Return the number of a program's definition among those of all programs."""
+        """Return the number, among those of all programs, of definition ``number`` of program ``member``."""
         return self._first[member] + number
 
     def look(self, attachments: Sequence[Attachment]) -> None:
-        """Assign numbers to the new probepoints."""
+        """Assign numbers to the probepoints found since the last call."""
         with self._lock:
             for member, attachment in enumerate(attachments):
                 own = self._of[member]
@@ -95,7 +96,7 @@ class _Numbers:
         return self._owners[probe]
 
     def placed(self, members: Sequence[Sequence[Counts]]) -> tuple[Counts, ...]:
-        """Return the counts of all attachments, a sequence for each, in the order of ``probes``; zero if missing."""
+        """Return counts in the order of ``probes``; ``members`` has those of each attachment. Missing counts are 0."""
         counts = [Counts() for _ in self.probes]
         for member, own in enumerate(members):
             for probe, each in enumerate(own[: len(self._of[member])]):
@@ -104,7 +105,7 @@ class _Numbers:
 
 
 class _RecordOrder:
-    """Buffer of the records of several attachments, in order of their times; one without a time is due at once."""
+    """Buffer in which the records of several attachments are sorted by time; a record without a time is due at once."""
 
     def __init__(self) -> None:
         self._held: list[tuple[int, int, bytes]] = []
@@ -114,18 +115,18 @@ class _RecordOrder:
         self._held += [(time_of(data) or 0, probe, data) for probe, data in records]
 
     def due_in(self, held: int) -> float | None:
-        """Return the seconds until the oldest record has been held back for ``held`` ns; None if there is no record."""
+        """Return the seconds until the oldest record is ``held`` nanoseconds old; None if there is no record."""
         if not self._held:
             return None
         oldest = min(when for when, _, _ in self._held)
         return max(0.0, (oldest + held - time.monotonic_ns()) / 1e9)
 
     def due(self, held: int) -> list[tuple[int, bytes]]:
-        """Remove and return the records held back for ``held`` nanoseconds, after which no older record can arrive."""
+        """Remove and return, oldest first, the records that are at least ``held`` nanoseconds old."""
         return self._until(time.monotonic_ns() - held)
 
     def rest(self) -> list[tuple[int, bytes]]:
-        """Remove and return all records."""
+        """Remove and return all records, oldest first."""
         return self._until(None)
 
     def _until(self, until: int | None) -> list[tuple[int, bytes]]:
@@ -137,9 +138,9 @@ class _RecordOrder:
 
 class AttachmentGroup:
     """
-    Attachment of programs that share their variables and tables.
+    Attachment of probe programs that share their variables and tables.
 
-    ``ready`` is called when all are inserted, before a command begins.
+    ``ready`` is called after all programs are inserted, and before the command begins.
     """
 
     def __init__(self, plans: Sequence[Plan], ready: Callable[[AttachmentGroup], None]) -> None:
@@ -152,20 +153,20 @@ class AttachmentGroup:
         self._queue: queue.Queue[tuple[int, Event | BaseException | None]] = queue.Queue(_WAITING)
         self._early: list[tuple[int, Event]] = []
         self._open = 0
-        """The number of attachments that still emit events."""
+        """Number of attachments whose thread still passes events."""
         self._stack = contextlib.ExitStack()
         self._command: LaunchedCommand | None = None
         self._globals: GlobalVariables | None = None
         self._is_stopping = False
         self._has_begun = threading.Event()
-        """Set after ``ready`` was called; the process at an endpoint stays stopped until then."""
+        """Event that ``ready`` has returned; the process at an endpoint stays stopped until then."""
         self._order = _RecordOrder()
         self._ready = ready
 
     # Start and end
 
     def begin(self) -> None:
-        """Attach all programs, the principal first, and start the command if there is one."""
+        """Attach all programs, the principal first, and start the command if there is one; after an error, undo all."""
         scope = self._job.scope
         with self._stack as stack:
             if scope.command and scope.endpoint is None:
@@ -195,7 +196,7 @@ class AttachmentGroup:
             self._stack = stack.pop_all()
 
     def close(self) -> None:
-        """Remove all programs, and release their resources."""
+        """Remove all programs and release their resources; a second call does nothing."""
         self._stack.close()
 
     def _leave(self) -> None:
@@ -211,7 +212,11 @@ class AttachmentGroup:
                 stack.callback(attachment.close)
 
     def _follow(self, number: int) -> None:
-        """Start to pass on the events of an attachment; wait up to 20 s until everything in its scope is probed."""
+        """
+        Start the thread for an attachment's events, and wait up to 20 s for ``Begun`` or the attachment's end.
+
+        Other events that arrive meanwhile are kept for ``poll``.
+        """
         thread = threading.Thread(target=self._hand_on, args=(number,), name=f"companion {number}", daemon=True)
         self._threads.append(thread)
         self._open += 1
@@ -231,7 +236,11 @@ class AttachmentGroup:
                 self._early.append((member, taken))
 
     def _take(self, item: tuple[int, Event | BaseException | None]) -> Event | None:
-        """Return the event of a queue's item, None at the end of an attachment; raise the error that ended one."""
+        """
+        Return the event of an item of the queue; None at the end of an attachment.
+
+        Raise the error of an attachment. While the run is being stopped, errors are ignored (``Pause``).
+        """
         match item:
             case _, None:
                 self._open -= 1
@@ -280,7 +289,7 @@ class AttachmentGroup:
 
     @property
     def _held(self) -> int:
-        """The number of nanoseconds for which records are held back now."""
+        """Age in nanoseconds at which records are emitted at present."""
         command = self._command
         is_ending = self._is_stopping or (command is not None and command.has_begun and command.exit_status is not None)
         return _HELD_AT_END if is_ending else _HELD
@@ -313,24 +322,24 @@ class AttachmentGroup:
         return command.wait_status
 
     def stop(self) -> None:
-        """Ask for the end of the run; ``poll`` continues until ``Finished``."""
+        """Request the end of the run; ``poll`` continues until ``Finished``."""
         self._is_stopping = True
         for attachment in self._members:
             attachment.change([Stop()])
 
     def hurry(self) -> bool:
-        """Discard the records that are still to be emitted after the end; see ``Attachment``."""
+        """Discard the records that are still to be emitted after the end; return as ``Attachment.hurry`` does."""
         gained = [attachment.hurry() for attachment in self._members]
         return any(gained)
 
     def end_command(self) -> int | None:
-        """Ask the command to end; see ``Attachment``."""
+        """Send SIGTERM to the command; return as ``Attachment.end_command`` does."""
         if self._command is not None:
             return self._command.end()
         return next((status for each in self._members if (status := each.end_command()) is not None), None)
 
     def wake(self) -> None:
-        """Make ``poll`` read and emit at once the records that have arrived."""
+        """Make ``poll`` read the records that have arrived, without waiting for more."""
         for attachment in self._members:
             attachment.wake()
 
@@ -338,7 +347,7 @@ class AttachmentGroup:
 
     @property
     def probes(self) -> Sequence[Probepoint]:
-        """The probepoints of all programs; their definitions are numbered across all."""
+        """The probepoints of all programs; their ``number`` counts the definitions of all programs."""
         self._numbers.look(self._members)
         return self._numbers.probes
 
@@ -349,7 +358,7 @@ class AttachmentGroup:
 
     @property
     def tracer(self) -> int | None:
-        """The id of the process that traces the processes in scope; None if there is none."""
+        """The process id of the tracer of the processes in scope; None if there is no tracer."""
         return next((each.tracer for each in self._members if each.tracer is not None), None)
 
     @property
@@ -363,7 +372,7 @@ class AttachmentGroup:
 
     @property
     def mapped_files(self) -> dict[str, str]:
-        """The files that processes mapped as code: paths by file name."""
+        """The files that processes have mapped as code: the path of each file name."""
         found: dict[str, str] = {}
         for attachment in self._members:
             found |= attachment.mapped_files
@@ -371,7 +380,7 @@ class AttachmentGroup:
 
     @property
     def members(self) -> Sequence[Attachment]:
-        """The attachments of the single programs."""
+        """The attachments of the single programs, the principal's first."""
         return tuple(self._members)
 
     def counts(self) -> tuple[Counts, ...]:
@@ -380,7 +389,7 @@ class AttachmentGroup:
         return self._numbers.placed([attachment.counts() for attachment in self._members])
 
     def remove(self, probes: Sequence[int]) -> None:
-        """Remove probepoints; ``poll`` reports them as REMOVED."""
+        """Remove probepoints, which ``poll`` reports as REMOVED; raise IndexError for a number that does not exist."""
         count = len(self.probes)
         for probe in probes:
             if not 0 <= probe < count:
@@ -403,7 +412,7 @@ class AttachmentGroup:
         return self._members[0].tables()
 
     def change(self, changes: Sequence[Change]) -> None:
-        """Make changes; see ``make_changes``."""
+        """Make changes in their order (``make_changes``)."""
         make_changes(self, changes)
 
     def change_values(self, changes: Sequence[ValueChange]) -> None:

@@ -1,8 +1,8 @@
 """
-Launcher of the command that is to be probed.
+Launcher of the command to be probed.
 
-The command is a child of this process, in its session, with its terminal, as if the shell had started it. It waits
-until the engine is ready, so that it is probed from its first instruction on.
+The command is a child of this process, in the same session and with the same terminal, as if the shell had started it.
+The child calls execve(2) only when the engine is ready, so that the command is probed from its first instruction on.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ _GO, _END = b"g", b"e"
 _STANDARD_OUTPUT = 1
 
 _PATIENCE = 2.0
-"""Seconds for a child to end after SIGTERM."""
+"""Maximum number of seconds to wait for a child's end after SIGTERM."""
 
 
 class Command:
     """
     Child process that waits before it executes ``arguments``.
 
-    ``prepare`` is called in the child, with the parent's process id, before the constructor returns. The child's
-    standard output is the descriptor ``output``, by default the parent's.
+    The child calls ``prepare`` with the parent's process id before the constructor returns. The child's standard output
+    is the descriptor ``output``, by default the parent's. Raise ``TargetError`` if the child ends before.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Command:
             raise TargetError(f"'{self._arguments[0]}' cannot be started: it was killed before")
 
     def go(self) -> None:
-        """Make the child execute its program; ``wait`` and ``check_started`` raise an error if that fails."""
+        """Release the child to call execve; ``wait`` and ``check_started`` raise an error if that fails."""
         if self._go < 0:
             return
         with contextlib.suppress(BrokenPipeError):  # it was killed; ``wait`` reports that
@@ -76,11 +76,11 @@ class Command:
 
     @property
     def has_gone(self) -> bool:
-        """True if the child was released to execute its program."""
+        """True if the child was released to call execve, or told to exit."""
         return self._go < 0
 
     def wait(self) -> int:
-        """Wait for the child's end and return its wait status; raise ``TargetError`` if it could not be started."""
+        """Wait for the child's end and return its wait status; raise ``TargetError`` if execve failed."""
         if self._status is None:
             self._status = os.waitpid(self.pid, 0)[1]
             if number := os.read(self._failure, 16):
@@ -94,7 +94,11 @@ class Command:
             raise TargetError(f"'{self._arguments[0]}' cannot be started: {self._reason(int(number))}")
 
     def _reason(self, number: int) -> str:
-        """Return the reason why execve failed; ENOENT can mean that the loader (ELF interpreter) is missing."""
+        """
+        Return the text of an errno of execve.
+
+        ENOENT can mean that the ELF interpreter (dynamic loader) is missing.
+        """
         if number == errno.ENOENT:
             from dprobes.target.elf.elf_file import ElfFile
             from dprobes.target.module_lookup import executable_of
@@ -113,7 +117,7 @@ class Command:
         return True
 
     def end(self) -> int | None:
-        """Send SIGTERM to the child; return its wait status, None if it has not begun or does not end within 2 s."""
+        """Send SIGTERM to the child and return its wait status; None if it was not released, or runs on after 2 s."""
         if self._go >= 0:
             return None
         with contextlib.suppress(ChildProcessError, ProcessLookupError):
@@ -132,7 +136,7 @@ class Command:
         return self._status
 
     def close(self) -> None:
-        """Close the pipes; a child that was not released to execute its program exits."""
+        """Close the pipes; make a child exit that was not released, and wait for its end."""
         if self._go >= 0:
             # Closing the pipe may not wake the child: another child, forked in the meantime, may hold a copy of the
             # descriptor.
@@ -165,7 +169,7 @@ class Command:
             os._exit(127)
 
 
-# The command of a session: a child process that waits until its programs are inserted, and then executes its own.
+# The command of a session: a child process that calls execve when all probe programs are inserted.
 
 
 _LOOK = 0.005
@@ -174,10 +178,11 @@ _LOOK = 0.005
 
 class LaunchedCommand:
     """
-    Command of a session, from the first program inserted for it until the command ends; any thread may use it.
+    Command of a session, for several probe programs; any thread may use it.
 
-    No process exists before the first call of ``scope``, and none after ``close`` unless the command was released.
-    ``output`` is the descriptor of its standard output, by default this process's.
+    The first call of ``scope`` creates the process. ``close`` ends it, unless it has executed the command. With
+    ``follow``, the processes that it starts are in scope, too. ``output`` is the descriptor of the command's standard
+    output, by default that of this process.
     """
 
     def __init__(self, words: Sequence[str], *, follow: bool, output: int | None = None) -> None:
@@ -196,11 +201,15 @@ class LaunchedCommand:
 
     @property
     def has_begun(self) -> bool:
-        """True if the command was released to execute its program."""
+        """True if the process was released to execute the command."""
         return self._has_begun
 
     def scope(self) -> Scope:
-        """Return the scope for a program: the process, started on the first call, which waits until ``go``."""
+        """
+        Return the scope of a probe program: the process, which the first call creates, and which waits for ``go``.
+
+        Raise ``EngineError`` if the command has ended.
+        """
         with self._changing:
             if self._has_begun:
                 if self._command is None or self._ended(self._command):
@@ -214,7 +223,7 @@ class LaunchedCommand:
             return Scope(self._command.pid, follow=self._follow, program=path)
 
     def go(self) -> None:
-        """Make the process execute the command, unless it already has; raise ``TargetError`` if that fails."""
+        """Make the process execute the command; raise ``TargetError`` if that fails. A second call does nothing."""
         with self._changing:
             if self._has_begun or self._command is None:
                 return
@@ -228,7 +237,7 @@ class LaunchedCommand:
                 raise
 
     def wait(self, until: float | None) -> None:
-        """Wait until the command has ended, or the monotonic clock has reached ``until`` seconds; None for no limit."""
+        """Wait until the command has ended or the monotonic clock reaches ``until``, in seconds; None: no limit."""
         while self._has_begun and self.exit_status is None and self._command is not None:
             if until is not None and time.monotonic() >= until:
                 return
@@ -236,13 +245,13 @@ class LaunchedCommand:
 
     @property
     def exit_status(self) -> int | None:
-        """The exit status of the command, negative for a signal; None while it has none."""
+        """The exit status of the command, or the negative number of the signal that killed it; None before its end."""
         status = self.wait_status
         return None if status is None else os.waitstatus_to_exitcode(status)
 
     @property
     def wait_status(self) -> int | None:
-        """The wait status of the command; None while it has none."""
+        """The wait status of the command (wait(2)); None before its end, or if other code has waited for it."""
         with self._changing:
             is_known = self._wait_status is not None or not self._has_begun
             if not is_known and self._command is not None and self._ended(self._command):
@@ -257,14 +266,14 @@ class LaunchedCommand:
             return True
 
     def end(self) -> int | None:
-        """Ask the command to end, and return its wait status; None if it has not begun, or does not end."""
+        """Send SIGTERM to the command and return its wait status; None if it was not released, or runs on after 2 s."""
         with self._changing:
             if self._command is not None and self._has_begun and self._wait_status is None:
                 self._wait_status = self._command.end()
             return self._wait_status
 
     def close(self) -> None:
-        """Release the command: a process that still waits exits, one that executes the command continues."""
+        """Release the resources: a process that still waits exits; one that executes the command continues."""
         _ = self.exit_status
         with self._changing:
             if self._command is not None:

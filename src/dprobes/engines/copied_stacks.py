@@ -1,10 +1,9 @@
 """
-Unwinding of programs' call stacks from copies: registers, and the memory from the stack pointer on.
+Unwinding of user-space call stacks from copies: registers, and the memory from the stack pointer on.
 
-A stack is unwound as soon as its copy is read, while the process probably still exists: its mappings and unwind tables
-are read from its memory. The stack itself is read from the copy only. For a process that has already ended, the files
-that it had mapped are read instead. Older kernels (6.1) still open the memory file of a zombie; its empty mappings show
-that it has no memory.
+A stack is unwound as soon as its copy is read, when the process probably still exists. The stack is read from the copy,
+mappings and unwind tables from the process. For a process that has ended, the files that it had mapped are read
+instead. Older kernels (6.1) still open /proc/PID/mem of a zombie; its empty /proc/PID/maps shows that it has no memory.
 """
 
 from __future__ import annotations
@@ -30,17 +29,17 @@ if TYPE_CHECKING:
 __all__ = ["CopiedStacks"]
 
 _PROCESSES_MAX = 64
-"""Maximum number of processes whose unwind tables are cached."""
+"""Maximum number of processes in the cache, and of ended processes in a second one."""
 
 _FRESH = 1.0
-"""Seconds after which mappings are read again."""
+"""Age in seconds above which a process's mappings are read again."""
 
 _CUT = frozenset((StackEnd.NO_TABLE, StackEnd.BAD_TABLE, StackEnd.UNREADABLE))
-"""Reasons for an incomplete stack: more frames exist, but could not be found."""
+"""Reasons for an incomplete stack that also occur if the process ends during the unwinding."""
 
 
 class _Process:
-    """Process whose stacks are unwound; ``copy`` is the copied memory from ``sp`` on."""
+    """Process whose stacks are unwound; ``copy`` is the copy of its memory from the address ``sp`` on."""
 
     def __init__(self, pid: int, word_size: Literal[4, 8], files: MappedFiles) -> None:
         self.memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
@@ -75,8 +74,8 @@ class CopiedStacks:
     """
     Unwinder of copied stacks, with a cache of their processes.
 
-    The stacks of processes that have ended are unwound by ``images``, the mappings that processes had; ``look`` brings
-    them up to date.
+    ``images`` has the mappings of processes, for those that have ended; None: their stacks have one frame. ``look``
+    updates ``images``.
     """
 
     def __init__(self, images: ProcessImages | None = None, look: Callable[[], None] | None = None) -> None:
@@ -99,7 +98,11 @@ class CopiedStacks:
         copy: bytes,
         frames: int = USER_FRAMES_MAX,
     ) -> tuple[int, ...]:
-        """Return up to ``frames`` addresses, and the reason for the stack's end; ``registers`` are by DWARF number."""
+        """
+        Return up to ``frames`` addresses of a call stack, innermost first; an incomplete one ends with a ``StackEnd``.
+
+        ``registers`` are keyed by DWARF number; ``copy`` is the memory from the stack pointer on.
+        """
         columns = COLUMNS_OF[word_size]
         try:
             process = self._process(pid, word_size)
@@ -119,7 +122,7 @@ class CopiedStacks:
     def _follow_ended(
         self, pid: int, word_size: Literal[4, 8], registers: dict[int, int], copy: bytes, frames: int
     ) -> tuple[int, ...]:
-        """Return the frames of a process that has ended, by the files that it had mapped; pc and GONE without any."""
+        """Return the frames of a process that has ended, from the files that it had mapped; if unknown, pc and GONE."""
         columns = COLUMNS_OF[word_size]
         pc, sp = registers[columns.pc], registers[columns.sp]
         if self._look is not None:

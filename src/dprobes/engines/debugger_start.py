@@ -1,12 +1,11 @@
 """
 Actions after an ``exit 1``: start a debugger on the stopped process, or tell the user how to attach one.
 
-The process is in a group stop (SIGSTOP). A debugger that attaches can let it run nevertheless, but the kernel stops the
-process again when the debugger detaches, so SIGCONT is sent then. One debugger runs at a time; the other processes
-wait.
+The process is in a group stop (SIGSTOP). A debugger that attaches can run it, but the kernel stops the process again
+when the debugger detaches. So dprobes then sends SIGCONT. One debugger runs at a time; further processes wait stopped.
 
 At a terminal the debugger is a job of its own, as if a shell had started it. Input at the terminal, above all Ctrl-C,
-must not reach a stopped program that shares the terminal.
+must not reach a stopped process that shares the terminal.
 """
 
 from __future__ import annotations
@@ -39,10 +38,10 @@ _STOPPING_TIME = 1.0
 
 class Debuggers:
     """
-    Runner of a debugger, ``command``, on each process that is handed to it; with None the processes stay stopped.
+    Runner of the debugger ``command`` on each process that is handed to it; None: the processes stay stopped.
 
-    In the words of the command ``%p`` stands for the process id and ``%%`` for a percent sign. With ``keep_input`` the
-    debugger gets this process's standard input, else none.
+    In the words of the command, ``%p`` is replaced by the process id, and ``%%`` by a percent sign. With ``keep_input``
+    the debugger inherits standard input, else its input is /dev/null.
     """
 
     def __init__(self, command: Sequence[str] | None, *, keep_input: bool) -> None:
@@ -57,23 +56,23 @@ class Debuggers:
 
     @property
     def is_running(self) -> bool:
-        """True while a debugger runs, which has the terminal if there is one."""
+        """True while a debugger runs."""
         return self._process is not None
 
     @property
     def is_idle(self) -> bool:
-        """True if ``look`` has nothing to do."""
+        """True if no debugger runs and no process waits for one."""
         return self._current is None and not self._waiting
 
     def add(self, process: HandedOver) -> Iterator[Event]:
-        """Add a process, on which ``look`` starts a debugger."""
+        """Add a process for ``look``; without a debugger's command, yield a notice with the address of its stop."""
         if self._command is None:
             yield _stopped_notice(process)
         else:
             self._waiting.append(process)
 
     def look(self) -> Iterator[Event]:
-        """Start the next debugger, or check the one that runs; to be called often."""
+        """Start the next debugger, or check the running one; yield notices. Call it about every ``LOOK`` seconds."""
         if (now := time.monotonic()) < self._next_look:
             return
         self._next_look = now + LOOK / 2
@@ -157,7 +156,11 @@ def _is_foreground() -> bool:
 
 
 def _give_terminal(group: int) -> None:
-    """Make a process group the terminal's foreground job; continue it in case SIGTTIN or SIGTTOU stopped it."""
+    """
+    Make a process group the terminal's foreground job.
+
+    Continue it, unless it is that of this process: SIGTTIN or SIGTTOU may have stopped it.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTTOU])
     with contextlib.suppress(OSError):
         os.tcsetpgrp(0, group)
@@ -167,7 +170,7 @@ def _give_terminal(group: int) -> None:
 
 
 def _states(pid: int) -> set[str]:
-    """Return the states of the threads of a process, without those that have ended."""
+    """Return the state letters (proc_pid_stat(5)) of a process's threads, without Z and X; empty if it has ended."""
     with contextlib.suppress(OSError):
         return {thread_state(tid) for tid in threads_of(pid)} - {"Z", "X"}
     return set()
@@ -187,7 +190,7 @@ def _is_traced(pid: int) -> bool:
 
 
 def _let_go_on(target: HandedOver) -> Iterator[Event]:
-    """Continue a process that is stopped and has no debugger any more."""
+    """Send SIGCONT to a process that is stopped; yield a notice if this user may not."""
     if "T" not in _states(target.pid):
         return
     try:

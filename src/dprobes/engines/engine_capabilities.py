@@ -1,4 +1,4 @@
-"""Capabilities: the needs of programs, which rows of the engine registry list as provided."""
+"""Capabilities: what probe programs need, and rows of the engine registry list as provided."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["USUAL_PROCESSORS", "Capability", "Requirement", "requirements"]
 
 
 class Capability(Enum):
-    """Capability that a program may need of an engine; the value completes "... needs"."""
+    """Capability that a probe program may need of an engine; the value is a noun phrase for messages."""
 
     OTHER_PROCESSOR = "probes in code of another processor"
     KERNEL_MODULE = "probes in the kernel or a kernel module"
@@ -60,10 +60,10 @@ class Capability(Enum):
 @dataclass(frozen=True, slots=True)
 class Requirement:
     """
-    Need of a program for a capability of the engine.
+    Need of a probe program for a capability of the engine.
 
-    ``what`` is the text that needs the capability, at ``span`` in the source; ``hurdle`` is the reason why engines
-    often lack it.
+    ``what`` is the instruction or header that needs the capability, at ``span`` in the source; ``hurdle`` is the usual
+    reason why an engine lacks it.
     """
 
     capability: Capability
@@ -95,11 +95,11 @@ _READING = {
 _WRITING = (Capability.WRITE_REGISTER, Capability.WRITE_MEMORY)
 
 _HELD_BY_EVERY_HIT = ("cs", "ss")
-"""Segment registers that the kernel saves at each entry, so that every engine can read them."""
+"""Segment registers that the kernel saves at each entry from user space, so that every engine can read them."""
 
 
 def requirements(program: Program, architecture: Architecture) -> Iterator[Requirement]:
-    """Iterate over the needs of a program that not every engine meets."""
+    """Iterate over the needs of a probe program that some engine does not meet."""
     if architecture.name not in USUAL_PROCESSORS:
         what = f"{program.name}, for {architecture.name}"
         yield Requirement(Capability.OTHER_PROCESSOR, what, program.spans.get("name"))

@@ -1,4 +1,4 @@
-"""Choice of the engine of a run: the named one, or the one that ``auto`` chooses once the program is known."""
+"""Choice of the engine of a run: the named one, or the one that ``auto`` chooses for the probe program."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Choice", "Selection", "choose", "note_unsupported", "refuse_unsupported", "scope_problem"]
 
-# Automatic choice of the engine: of those with all required capabilities, the one with the cheapest hits, unless a more
-# expensive one serves a need better (``Candidacy.better_at``).
+# Automatic choice of the engine: of the engines with all required capabilities, that with the cheapest hits, unless a
+# more expensive engine is better at a required capability (``Candidacy.better_at``).
 #
 # Engines are named only by their rows in the registry.
 
@@ -53,7 +53,7 @@ def choose(
     """
     Return the engine for a scope and the needs of a program; ``support`` is called only if the choice depends on it.
 
-    ``traced_by`` names the process that already traces the target, which excludes tracers.
+    ``traced_by`` is the name of the process that already traces the target, which excludes tracers; None: none does.
     """
     needed = list(needs)
     chosen, *others = candidates()
@@ -72,7 +72,7 @@ def _reason_against(
     support: Callable[[EngineRow], KernelSupport],
     traced_by: str | None,
 ) -> tuple[bool, str]:
-    """Return True if the more expensive engine ``other`` is to replace ``row``, and the reason in either case."""
+    """Return whether the more expensive engine ``other`` must replace ``row``, and the reason for the decision."""
     mine, others = _candidacy(row), _candidacy(other)
     if scope.kind not in other.scopes:
         return False, mine.scope_reason
@@ -102,7 +102,7 @@ def _candidacy(row: EngineRow) -> Candidacy:
 
 
 def scope_problem(name: str, scope: Scope, options: EngineOptions) -> str | None:
-    """Return the reason why the engine called ``name`` cannot probe a scope with options; None if it can."""
+    """Return the reason why the engine called ``name`` cannot probe a scope with these options; None if it can."""
     asked = candidates() if name == AUTO else (engine_row(name),)
     if not any(scope.kind in row.scopes for row in asked):
         return _scope_refusal(name, asked, scope)
@@ -133,9 +133,9 @@ def refuse_unsupported(
     needs: Iterable[Requirement], row: EngineRow, diagnostics: Diagnostics, engine: Engine | None = None
 ) -> None:
     """
-    Add an error for each need of a program that an engine does not meet, with the name of an engine that does.
+    Add an error for each need that the engine of ``row`` does not meet, with the name of an engine that does.
 
-    ``engine`` may have capabilities besides those of its row.
+    ``engine``, if it exists, may have capabilities in addition to those of its row.
     """
     for requirement in needs:
         capability = requirement.capability
@@ -154,7 +154,7 @@ def refuse_unsupported(
 
 
 def note_unsupported(compiled: ResolvedProgram) -> None:
-    """Add a note for everything that the program needs and no engine has."""
+    """Add a note for each capability that the program needs and no engine has."""
     for requirement in requirements(compiled.program, compiled.architecture):
         if not _able(requirement.capability):
             compiled.diagnostics.note(
@@ -165,12 +165,12 @@ def note_unsupported(compiled: ResolvedProgram) -> None:
 
 
 def _able(capability: Capability) -> list[EngineRow]:
-    """Return the engines with a capability, of those that messages suggest."""
+    """Return the engines that messages may suggest for a capability."""
     return [row for row in rows() if row.how_to_ask is not None and capability in _possible(row)]
 
 
 def _possible(row: EngineRow) -> frozenset[Capability]:
-    """Return the capabilities that an engine has on some machine."""
+    """Return the capabilities that an engine has on at least some kernels."""
     return row.capabilities | (row.candidacy.found_by_trying if row.candidacy is not None else frozenset())
 
 
@@ -178,8 +178,8 @@ class Selection:
     """
     Selection of the engine of a run, in two steps.
 
-    ``choose`` is called when the program and its processor are known, and adds errors for what the engine lacks.
-    ``settle`` is called when the places of the probepoints are known: ``auto`` may choose another engine then.
+    ``choose`` is called when the program and its processor are known, and adds errors for missing capabilities.
+    ``settle`` is called when the offsets of the probepoints are known; ``auto`` may then choose another engine.
     """
 
     def __init__(self, name: str, scope: Scope, options: EngineOptions) -> None:
@@ -192,7 +192,7 @@ class Selection:
         self._is_in_kernel = False
 
     def choose(self, program: Program, architecture: Architecture, diagnostics: Diagnostics) -> None:
-        """Choose the engine for a program, and add an error for each need that it does not meet."""
+        """Choose the engine for a program, and add to ``diagnostics`` an error for each need that it does not meet."""
         name = self._name
         self._needs = tuple(requirements(program, architecture))
         if name == AUTO:
@@ -209,14 +209,14 @@ class Selection:
         refuse_unsupported(self._needs, row, diagnostics, self._engine)
 
     def visit_kernel(self, program: Program) -> AbstractContextManager[RunningKernel] | None:
-        """Return a context manager for the kernel of the chosen engine; None for the kernel of this machine."""
+        """Return a context manager that yields the kernel of the chosen engine's target; None: that of this machine."""
         return None if self._engine is None else self._engine.visit_kernel(program)
 
     def visit_processor(self, program: Program) -> AbstractContextManager[Architecture | None] | None:
         """
-        Return a context manager for the processor that a kernel program is for; None for that of this machine.
+        Return a context manager that yields the processor of a kernel program's target; None: that of this machine.
 
-        It is called before the needs are checked, because the capabilities depend on the processor.
+        Call this before ``choose``, because the needs depend on the processor.
         """
         if self._name == AUTO:
             return None
@@ -229,9 +229,9 @@ class Selection:
         return self._choice.reason if self._choice is not None else None
 
     def settle(self, job: Job) -> Plan:
-        """Return the plan of the engine that can do a job; raise ``DprobesError`` if there is none."""
+        """Return the plan of the chosen engine or its replacement; raise ``DprobesError`` if none can serve the job."""
         plan = self._possible_plan(job)
-        # Programs that may be replaced keep breakpoints, whose replacement is better tested.
+        # Programs that may be replaced use breakpoints, whose replacement is better tested.
         faster = None if self._choice is None or self._options.replaceable else faster_row(plan.engine.name)
         if self._choice is None or faster is None or not self._can(faster) or not faster.speeds_up(job.compiled):
             return plan
@@ -259,7 +259,11 @@ class Selection:
         return fallback.make(self._options, self._scope).plan(job)
 
     def _check(self, engine: Engine) -> None:
-        """Raise ``DprobesError`` if an engine cannot work here; a kernel program can have no other engine."""
+        """
+        Raise ``DprobesError`` if an engine cannot work on this machine.
+
+        If ``auto`` chose the engine, the hint names another engine; kernel programs have no other engine.
+        """
         try:
             engine.check(self._scope, self._options)
         except PrivilegeError as error:
@@ -273,7 +277,7 @@ class Selection:
             raise NotSupportedError(error.message, hint=f"leave out -c and -p, or use {remedy}") from None
 
     def _offer(self, engine: Engine) -> str:
-        """Return the advice for users who lack privileges for an engine: another one, or a capability that none has."""
+        """Return advice for users who lack privileges for an engine: another engine, or the reason against others."""
         others = [row for row in candidates() if row.name != engine.name and row.candidacy and row.candidacy.offer]
         lacks = [need.capability for need in self._needs if not any(need.capability in o.capabilities for o in others)]
         if others and not lacks:
@@ -285,7 +289,7 @@ class Selection:
         return offer
 
     def _fallback(self, engine: Engine) -> EngineRow | None:
-        """Return a more expensive engine that can replace the choice of ``auto``; None if none can."""
+        """Return a more expensive engine that can replace ``auto``'s choice; None if there is none, or no ``auto``."""
         if self._choice is None:
             return None
         weighed = candidates()
@@ -295,7 +299,7 @@ class Selection:
         return None
 
     def _can(self, row: EngineRow) -> bool:
-        """Return True if an engine can do what the program needs in the scope."""
+        """Return True if an engine meets the needs of the program in the scope."""
         return all(need.capability in row.capabilities for need in self._needs) and self._scope.kind in row.scopes
 
     def _traced_by(self) -> str | None:

@@ -1,7 +1,7 @@
 """
 Interface of the engines: jobs, scopes, plans, attachments, and the events of a run.
 
-``engine_capabilities`` compares the needs of a program with the abilities of an engine.
+``engine_capabilities`` has the needs of probe programs and the capabilities of engines.
 """
 
 from __future__ import annotations
@@ -80,7 +80,11 @@ class Area(Enum):
 
 
 class Use(NamedTuple):
-    """Use of a mechanism, with an example; ``doctor`` recommends the missing mechanism with the largest ``gain``."""
+    """
+    Benefit of a mechanism, with an example.
+
+    ``doctor`` recommends the missing mechanism with the largest ``gain``.
+    """
 
     text: str
     command: str
@@ -92,8 +96,8 @@ class Finding:
     """
     Result of one check by ``doctor``.
 
-    ``what`` is the mechanism, and ``works`` is True if it works. ``detail`` is how it works, or the reason why it does
-    not; ``remedy`` is the advice if it does not. Without an ``essential`` mechanism no probe works.
+    ``what`` names the mechanism. ``detail`` describes a mechanism that works, or has the reason why it does not;
+    ``remedy`` is advice about the latter. Without an ``essential`` mechanism no probepoint works.
     """
 
     what: str
@@ -110,13 +114,13 @@ class Counts:
     """
     Counts of one probepoint.
 
-    ``hits`` are all known hits whose instruction completed. Some of them ran no handler: ``passed`` hits were skipped
-    by passcount. ``recursed`` hits occurred during a handler of the same thread, and ``missed`` hits found no room.
-    ``skipped`` hits ran no handler because hits took too much time of a CPU (``overload_guard``).
+    ``hits`` are all known hits whose instruction completed. For some of them no handler ran: passcount excluded the
+    ``passed`` hits, ``recursed`` hits occurred during a handler of the same thread, and memory for the state of
+    ``missed`` hits was lacking. ``skipped`` hits were too costly for the overload guard (``overload_guard``).
 
-    ``records`` were emitted; ``lost`` records were dropped because no client read them in time. ``faulted`` runs of the
-    handler left no record, because the probed instruction faulted. ``executed`` names the ways in which the probed
-    instruction was executed, for engines that have several.
+    ``records`` were emitted; ``lost`` records were discarded because the client did not read them in time. ``faulted``
+    runs of the handler left no record, because the probed instruction faulted. ``executed`` names the ways in which the
+    probed instruction was executed, for engines that have several.
     """
 
     hits: int = 0
@@ -132,9 +136,9 @@ class Counts:
 
 class RecordBatch(NamedTuple):
     """
-    Records (``log_record``) in their order, each with its probepoint: an index into the attachment's ``probes``.
+    Records (``log_record``) in their order, as pairs of an index into the attachment's ``probes`` and the record.
 
-    Engines that emit many records pass a ``RecordTable``, a sequence of such pairs.
+    Engines that emit many records pass a ``RecordTable``, which is a sequence of such pairs.
     """
 
     records: Sequence[tuple[int, bytes]]
@@ -157,9 +161,9 @@ class StateEvent:
 @dataclass(frozen=True, slots=True)
 class Notice:
     """
-    Message to the user about something other than a single probe; not every notice is a warning.
+    Message to the user that is not about the state of a probepoint; it is a warning if ``is_warning``.
 
-    ``message`` is one line; ``details`` are further lines, as diagnostics are rendered.
+    ``message`` is one line; ``details`` are further lines, printed as those of diagnostics.
     """
 
     message: str
@@ -175,23 +179,23 @@ class Notice:
 
 
 def written_notice(pid: int, name: str, path: str, size: int) -> Notice:
-    """Return the notice with the path and size of a process's core."""
+    """Return the notice about a core file that was written; ``size`` is in bytes."""
     return Notice(f"the core of process {pid} ({name}) is in '{path}' ({size} bytes)", is_warning=False)
 
 
 def no_core_notice(pid: int, name: str, path: str, problem: str) -> Notice:
-    """Return the notice with the reason why a process has no core."""
+    """Return the notice that a core file could not be written; ``problem`` is the reason."""
     return Notice(f"no core of process {pid} ({name}) in '{path}': {problem.rstrip()}; the process continues")
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Event that no further records have arrived, so that the output can be flushed."""
+    """Event that no further records have arrived; the receiver can flush its output."""
 
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """Event that everything in scope at the beginning is probed, as far as that is possible; it occurs once."""
+    """Event, once in a run, that all probepoints in processes in scope at the beginning are placed or have failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,8 +203,8 @@ class Finished:
     """
     End of a run.
 
-    ``counts`` are in the order of the attachment's ``probes``. ``exit_status`` is the command's wait status, None where
-    there was no command. After a ``cut_short`` run the counts cover only what was received; more may have happened.
+    ``counts`` are in the order of the attachment's ``probes``. ``exit_status`` is the wait status of the command; None:
+    there was no command. With ``cut_short``, events were lost at the end, and ``counts`` may be too low.
     """
 
     counts: tuple[Counts, ...]
@@ -214,10 +218,10 @@ Event = RecordBatch | StateEvent | Notice | Pause | Begun | Finished
 @dataclass(frozen=True, slots=True)
 class HandedOver:
     """
-    Process that is not probed any more and stops (SIGSTOP), for a debugger to attach.
+    Event that a process is no longer probed and stops (SIGSTOP), for a debugger to attach.
 
-    ``name`` is the name of thread ``tid``, which is stopped at ``address``: the probed instruction, which it has not
-    executed, or with ``has_executed`` the one after it.
+    The thread ``tid`` with the name ``name`` is stopped at ``address``, before the probed instruction, or with
+    ``has_executed`` after it.
     """
 
     pid: int
@@ -228,7 +232,12 @@ class HandedOver:
 
 
 class LeftThings(NamedTuple):
-    """Remains of killed runs in a process: ``places`` jumps and breakpoints, and memory, unmapped unless in use."""
+    """
+    Remains of killed runs that were removed from a process.
+
+    Code was restored at ``places`` instructions. The memory of handlers was unmapped, or with ``is_unmapped`` False is
+    still in use.
+    """
 
     pid: int
     places: int
@@ -262,14 +271,13 @@ class Scope:
     Processes, or another target, that a run probes; all processes by default.
 
     At most one of these is given: ``pid``, a ``command`` to be started, the path ``cgroup`` of a directory in a cgroup
-    file system, the user id ``uid``, an ``endpoint``, a ``machine`` and the ``kernel``. The exceptions are a command
-    that starts the target of an endpoint, and a process at an endpoint.
+    file system, the user id ``uid``, an ``endpoint``, a ``machine`` and the ``kernel``. There are two exceptions: an
+    endpoint with a command that starts its target, or with the ``pid`` of a process there.
 
     An endpoint is the part after the name of an engine (NAME=ENDPOINT), such as HOST:PORT or a file. With ``follow``,
-    processes that the process or command starts are in scope as well; for the other kinds this is always so.
-    ``program`` is the path of the program that the process ``pid`` is about to execute; the process comes into scope
-    with that execve. ``output`` is the descriptor for the standard output of a command, by default that of this
-    process.
+    processes that the process or command starts are in scope, too; for all other kinds they always are. ``program`` is
+    the path of the file that the process ``pid`` is about to execute; the process comes into scope with that execve.
+    ``output`` is the descriptor for the standard output of a command, by default that of this process.
     """
 
     pid: int | None = None
@@ -299,32 +307,32 @@ class Scope:
 
     @property
     def is_tree(self) -> bool:
-        """True if the scope is a process or a command; with ``follow``, also the processes that it starts."""
+        """True if ``pid`` or ``command`` is given, with or without ``follow``."""
         return self.pid is not None or bool(self.command)
 
     @property
     def is_command(self) -> bool:
-        """True if the scope is a command that has not begun yet."""
+        """True if the scope is a command that has not been executed yet."""
         return bool(self.command) or self.program is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
     """
-    Compiled program to be run, and the processes in scope.
+    Compiled probe program to be run, and the processes in scope.
 
     ``items`` are the header items of the records. ``globals`` are the global variables that the run shares with others;
-    without them it has its own. ``images`` are notified of the mappings of processes.
+    None: it has its own. ``images`` is notified of the mappings of processes.
 
-    ``replaces`` is an attachment of the same engine whose program this one replaces: a hit of an offset that both have
+    ``replaces`` is an attachment of the same engine whose program this one replaces. A hit at an offset that both have
     runs the handler of exactly one of them. If the new program cannot be attached, the old one continues; otherwise
     ``poll`` of the old attachment ends.
 
     ``beside`` are other attachments of the same owner. One of them may already trace the process in scope, which
     excludes any other tracer.
 
-    ``principal`` is an attachment of the same engine whose variables and tables this one uses instead of its own: both
-    were compiled from one source. ``companions`` are the programs that share them, this one included.
+    ``principal`` is the attachment, of the same engine, of the first companion; this program uses its variables and
+    tables. ``companions`` are all programs that share them, this one included.
     """
 
     compiled: ResolvedProgram
@@ -339,17 +347,17 @@ class Job:
 
     @property
     def program(self) -> Program:
-        """The program."""
+        """The probe program."""
         return self.compiled.program
 
     @property
     def resolved(self) -> ResolvedModule | None:
-        """The resolution of one of the program's modules, if it is known already."""
+        """The resolution of one of the program's modules; None if no module is resolved yet."""
         return self.compiled.resolved
 
     @property
     def kernel(self) -> ResolvedKernel | None:
-        """The addresses of the program's probepoints in the kernel."""
+        """The addresses of the program's probepoints in the kernel; None for a program in user space."""
         return self.compiled.kernel
 
 
@@ -358,7 +366,7 @@ class Plan:
     """
     Result of an engine's planning; nothing is attached yet.
 
-    ``kernel`` is the kernel of another machine that the records are from; None if they are from this machine.
+    ``kernel`` is the kernel of the machine that the records are from; None for this machine.
     """
 
     engine: Engine
@@ -377,8 +385,8 @@ class TableChange(NamedTuple):
     """
     Change of the keyed table with the number ``table``.
 
-    A signed integer ``value`` is tallied under ``key``; bytes, of a string or a call stack, are stored there. With the
-    value None the key is deleted, and without a key the table is cleared.
+    If ``value`` is a signed integer, it is tallied under ``key``; bytes, of a string or a call stack, are stored. None
+    deletes the key. If ``key`` is None, the table is cleared.
     """
 
     table: int
@@ -387,7 +395,7 @@ class TableChange(NamedTuple):
 
 
 class VariableReset(NamedTuple):
-    """Reset to zero of the local and CPU variables with the indices from ``first`` to ``last``, by default all."""
+    """Reset to zero of the local and CPU variables ``first`` to ``last``, inclusive; None: to the last one."""
 
     first: int = 0
     last: int | None = None
@@ -411,20 +419,20 @@ class Changeable(Protocol):
     """Attachment with a method for each kind of change."""
 
     def change_values(self, changes: Sequence[ValueChange]) -> None:
-        """Change local variables and tables between two handlers, and return when that is done."""
+        """Change local variables and tables between two runs of handlers; the changes have been made at the return."""
 
     def reset_variables(self, first: int = 0, last: int | None = None) -> None:
-        """Set local and CPU variables to zero."""
+        """Set the local and CPU variables ``first`` to ``last``, inclusive, to zero; None: to the last one."""
 
     def remove(self, probes: Sequence[int]) -> None:
-        """Remove probepoints."""
+        """Remove probepoints, given by their indices in ``probes``."""
 
     def stop(self) -> None:
-        """Ask for the end of the run."""
+        """Request the end of the run."""
 
 
 def make_changes(attachment: Changeable, changes: Sequence[Change]) -> None:
-    """Make changes in their order; adjacent ones of variables and tables are made together."""
+    """Make changes in their order; adjacent changes of variables and tables are made in one call."""
     values: list[ValueChange] = []
     for number, change in enumerate(changes, 1):
         match change:
@@ -464,15 +472,15 @@ def apply_changes(
 
 class Attachment(Protocol):
     """
-    Program in its targets, from ``Engine.attach`` until it is closed.
+    Probe program in its targets, from ``Engine.attach`` until it is closed.
 
-    ``probes`` has every probepoint found so far, in any file; it only grows. One thread polls; any thread may read the
-    properties and call the methods that change or request something.
+    ``probes`` has every probepoint found so far, in any file; it only grows. One thread iterates over ``poll``; any
+    thread may read the properties and call the other methods, except ``close``.
     """
 
     @property
     def probes(self) -> Sequence[Probepoint]:
-        """The probepoints by the numbers that events give them."""
+        """The probepoints; events identify them by their indices."""
 
     @property
     def left_out(self) -> Sequence[LeftOutProbe]:
@@ -480,17 +488,17 @@ class Attachment(Protocol):
 
     @property
     def mapped_files(self) -> dict[str, str]:
-        """The files that processes in scope mapped as code, as far as they were reported: paths by file name."""
+        """The files that processes in scope were reported to map as code: the path of each file name."""
         return {}
 
     @property
     def is_debugging(self) -> bool:
-        """True while a debugger runs for a process that was handed to it; Ctrl-C at the terminal is for it then."""
+        """True while a debugger runs for a process that was handed to it; Ctrl-C at the terminal is then for it."""
         return False
 
     @property
     def tracer(self) -> int | None:
-        """The id of the process that traces those in scope for the attachment; None if there is none (any more)."""
+        """The process id of the attachment's tracer; None if it has none, or its tracer has ended."""
         return None
 
     def poll(self) -> Iterator[Event]:
@@ -500,21 +508,25 @@ class Attachment(Protocol):
         """Remove every probepoint, and release all resources."""
 
     def change(self, changes: Sequence[Change]) -> None:
-        """Make changes in their order; those of variables and tables take effect between two handlers at the return."""
+        """
+        Make changes in their order.
+
+        Variables and tables are changed between two runs of handlers, and have been changed at the return.
+        """
 
     def hurry(self) -> bool:
         """
         Discard the records that are still to be emitted after the end, and count them as lost.
 
-        Return False if that would save no time. A signal handler may call this.
+        Return False, and discard nothing, if that would save no time. A signal handler may call this.
         """
         return False
 
     def end_command(self) -> int | None:
         """
-        Ask the command that was started to end (SIGTERM), and return its wait status.
+        Send SIGTERM to the command that was started, and return its wait status.
 
-        Only valid after ``Finished``. Return None if there is no such command, or if it does not end.
+        Only valid after ``Finished``. Return None if there is no command, or if it does not end within a few seconds.
         """
         return None
 
@@ -522,14 +534,14 @@ class Attachment(Protocol):
         """Return the counts so far, in the order of ``probes``."""
 
     def wake(self) -> None:
-        """Make ``poll`` read and emit at once the records that have arrived."""
+        """Make ``poll`` read the records that have arrived, without waiting for more."""
         return
 
     def local_variables(self) -> list[int]:
-        """Return the program's local variables."""
+        """Return the values of the program's local variables."""
 
     def cpu_variables(self) -> list[list[int]]:
-        """Return the program's CPU variables, a list for each CPU."""
+        """Return the values of the program's CPU variables, a list for each CPU."""
 
     def tables(self) -> tuple[TableContents, ...]:
         """Return the contents of the program's keyed tables, in the order of its header."""
@@ -539,10 +551,10 @@ class Attachment(Protocol):
 @dataclass(frozen=True, slots=True)
 class PlaceNote:
     """
-    Description of an engine's work at an instruction, for users who choose a place.
+    Description, for users who choose an instruction, of how an engine probes it.
 
-    ``text`` is a clause; ``verdict`` completes "the instruction is ``text``" where advice follows. ``is_cheap`` marks
-    instructions where a hit costs less than at others.
+    ``text`` is a clause; ``verdict`` completes the sentence "the instruction is ..." before advice. ``is_cheap`` is
+    true if a hit costs less than at other instructions.
     """
 
     text: str
@@ -557,36 +569,44 @@ class Engine(ABC):
 
     @property
     def found_capabilities(self) -> Container[Capability]:
-        """The capabilities on this machine, besides those of the engine's row in the registry."""
+        """The capabilities on this machine, in addition to those of the engine's row in the registry."""
         return ()
 
     def visit_kernel(self, program: Program) -> AbstractContextManager[RunningKernel] | None:  # noqa: ARG002 - overridden
-        """Return a context manager that stops the kernel of a program and yields it; None for this machine's."""
+        """
+        Return a context manager that stops the target's kernel and yields its description.
+
+        None: the program is for this machine.
+        """
         return None
 
     def visit_processor(self, program: Program) -> AbstractContextManager[Architecture | None] | None:  # noqa: ARG002
-        """Return a context manager for the processor that a kernel program is for; None for that of this machine."""
+        """
+        Return a context manager that yields the processor of a kernel program's target.
+
+        None: that of this machine.
+        """
         return None
 
     def check(self, scope: Scope, options: EngineOptions) -> None:  # noqa: B027 - most engines work everywhere
-        """Raise ``DprobesError`` if the engine cannot work on this machine, or not on the targets in scope."""
+        """Raise ``DprobesError`` if the engine cannot work on this machine or on the targets in scope."""
 
     def drawback(self, job: Job) -> str | None:  # noqa: ARG002 - overridden by engines that have one
-        """Return the reason to prefer another engine that can attach the program, as a clause; None if none applies."""
+        """Return the reason, a clause, to prefer another engine that can serve the job; None if there is none."""
         return None
 
     def plan(self, job: Job) -> Plan:
-        """Return the plan of a job; raise ``DprobesError`` if the engine cannot serve the probepoints found."""
+        """Return the plan of a job; raise ``DprobesError`` if the engine cannot probe the probepoints found."""
         return Plan(self, job)
 
     def reach(self, plan: Plan) -> AbstractContextManager[object]:  # noqa: ARG002 - most targets are here
         """
-        Return a context manager that connects to the target of a plan; it is left when the program is attached.
+        Return a context manager that connects to the target of a plan; the caller attaches the plan within it.
 
-        It raises ``EngineError`` if nothing answers, and disconnects if an error leaves it.
+        Its entry raises ``EngineError`` if the target does not reply. If an error leaves it, it disconnects.
         """
         return nullcontext()
 
     @abstractmethod
     def attach(self, plan: Plan) -> Attachment:
-        """Insert the program of a plan, start the command if there is one, and return the attachment."""
+        """Insert the program of a plan, start the command if there is one, and return the attachment to be closed."""

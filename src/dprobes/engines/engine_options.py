@@ -21,14 +21,14 @@ class MachineKnowledge:
     """
     Cache of the engines' findings about this machine.
 
-    A caller that inserts several programs keeps one object, so that engines do not repeat their checks for each.
+    A caller that inserts several programs passes the same object, so that engines do not repeat their checks.
     """
 
     def __init__(self) -> None:
         self._known: dict[type[Any], Any] = {}
 
     def recall(self, kind: type[T]) -> T:
-        """Return the object of a class in which the knowledge is kept; a new one on the first call."""
+        """Return the one object of class ``kind`` in this cache; the first call creates it."""
         if kind not in self._known:
             self._known[kind] = kind()
         known: T = self._known[kind]
@@ -44,17 +44,17 @@ class EngineOptions:
     debugger: tuple[str, ...] | None = None
     core_directory: str = "."
     overhead: float | None = None
-    """Percent of a CPU that hits may take (``overhead``), 0 for no limit; None for the default of the scope."""
+    """Maximum percentage of a CPU that hits may take (``--overhead``); 0: no limit, None: the scope's default."""
     replaceable: bool = False
-    """True if another program can replace this one while it runs."""
+    """True if the caller may later replace this program while it runs."""
     traces_already: bool = False
-    """True if this tool already traces the process in scope, for a program that is to be replaced."""
+    """True if this tool already traces the process in scope, for the program that this one replaces."""
     tracers: frozenset[int] = frozenset()
     """Process ids of the tracers of other programs, with which this one may be attached at the same time."""
     present: tuple[object, ...] = ()
-    """Sessions with which this one may be attached at the same time."""
+    """Attachments with which this one may be attached at the same time."""
     own: Mapping[str, Any] = field(default_factory=dict)
     """
-    Options of single engines by name; an engine ignores those of others, except those in ``demands`` of the registry.
+    Options of single engines by name; an engine ignores options of others, except those in ``demands`` of the registry.
     """
     knowledge: MachineKnowledge = field(default_factory=MachineKnowledge)

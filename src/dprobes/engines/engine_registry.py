@@ -2,7 +2,7 @@
 Registry of the engines: one row for each, with its properties for other modules.
 
 An engine is a package in ``engines/`` and its row here. Objects that a row names as "module:object" are imported on
-first use. Nothing else imports an engine, compares the name of one, or lists them.
+first use. No other module imports an engine, compares an engine's name, or lists the engines.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class KernelSupport:
     """
     Support of this kernel for an engine, with the privileges of this user.
 
-    ``problem`` is a clause with the reason why the engine cannot work at all, ``remedy`` the advice about it.
-    ``tree_problem`` is the reason why the engine cannot follow the processes of a tree; ``tree_remedy`` names what
-    could, to complete "use ...". ``capabilities`` are those besides the row's; each may be tried on its first use.
+    ``problem`` is a clause with the reason why the engine cannot work, ``remedy`` the advice about it; None: it works.
+    ``tree_problem`` is the reason why the engine cannot follow a process tree; ``tree_remedy`` completes the advice
+    "use ...". ``capabilities`` are those that the row lacks; a look-up may test the kernel.
     """
 
     problem: str | None = None
@@ -69,10 +69,10 @@ class Candidacy:
     Properties of an engine by which ``auto`` chooses.
 
     ``cost`` is the cost of a hit, relative to other engines. ``usual_reason`` is the reason for the choice in the
-    normal case, which is not shown to users; ``scope_reason`` the reason if other engines cannot probe the scope.
-    ``better_at`` maps capabilities that cheaper engines have in a weaker form to the reason why this engine is better.
-    ``found_by_trying`` are capabilities that depend on the kernel; ``support`` returns the ``KernelSupport``. ``offer``
-    is a clause for users for whom other engines do not work.
+    normal case, which users do not see; ``scope_reason`` is the reason if other engines cannot probe the scope.
+    ``better_at`` has the capabilities that cheaper engines have only in a weaker form, each with the reason why this
+    engine is better. ``found_by_trying`` are the capabilities that depend on the kernel; ``support`` returns the
+    ``KernelSupport``. ``offer`` is a clause that recommends the engine if others do not work.
     """
 
     cost: int
@@ -87,10 +87,10 @@ class Candidacy:
 @dataclass(frozen=True, slots=True)
 class Speedup:
     """
-    Properties of an engine that does everything that ``engine`` does, and some of it faster.
+    Properties of an engine that can replace ``engine`` for every program, and serves some programs faster.
 
-    ``reason`` names what is faster. ``obstacle`` returns the reason why a compiled program gains nothing; None if it
-    gains.
+    ``reason`` is a clause about the gain. ``obstacle`` returns the reason why the engine is not faster for a compiled
+    program; None if it is faster.
     """
 
     engine: str
@@ -104,23 +104,24 @@ class EngineRow:
     Properties of an engine for other modules.
 
     * ``factory`` returns the engine for ``EngineOptions`` and a ``Scope``.
-    * ``argument`` is the part after the name, as in NAME=FILE, and ``summary`` the engine's use of it.
-    * ``capabilities`` are those wherever the engine works at all; some kernels allow more.
+    * ``argument`` is the name of the argument, such as FILE in NAME=FILE, and ``summary`` describes the engine's use of
+      it.
+    * ``capabilities`` are those on every machine on which the engine works; some kernels allow more.
     * ``how_to_ask`` is the hint for users whose program needs the engine; None if it does not probe running processes.
     * ``starts_commands``: a command may start the target of the argument.
     * ``has_processes``: that target may have processes, of which a user chooses one by its id there.
     * ``is_managed``: the manager may use the engine.
     * ``stops_all``: the whole target of the argument stops at a hit.
-    * ``is_tracer``: it traces the processes in scope, which only one tracer can do at a time.
+    * ``is_tracer``: it traces the processes in scope; a process has one tracer at a time.
     * ``waits_for_modules``: users get a notice about a module that is not mapped yet.
-    * ``shares_variables``: its sessions can use the variables and tables of others.
-    * ``options`` is the dataclass of its own options. Those in ``demands`` cannot be ignored by other engines; the
-      values are their names for users.
-    * ``doctor`` returns ``Finding``s, ``trial`` those about the target of an argument.
-    * ``place_notes`` returns the engine's work at instructions, ``code_listing`` the compiled form of a program
-      (``show``), and ``probe_notes`` the method for each probepoint, if a user asks for that.
-    * ``kernel_types`` returns the types (BTF) of a kernel that does not run here.
-    * ``left_things`` removes the remains of its killed runs from processes.
+    * ``shares_variables``: its attachments can use the variables and tables of a principal.
+    * ``options`` is the dataclass of the engine's own options. Other engines refuse those in ``demands``, which maps
+      them to their names for users.
+    * ``doctor`` returns ``Finding``s about this machine, ``trial`` those about the target of an argument.
+    * ``place_notes`` returns ``PlaceNote``s on instructions, ``code_listing`` the machine code or bytecode of a program
+      (``show``), and ``probe_notes`` how each probepoint is placed, if a user asks for that.
+    * ``kernel_types`` returns the types (BTF) of the kernel of another machine.
+    * ``left_things`` removes the remains of killed runs of the engine from processes.
     """
 
     name: str
@@ -149,11 +150,11 @@ class EngineRow:
     kernel_types: str | None = None
     left_things: str | None = None
     hit_time: int = 0
-    """Duration of a call in nanoseconds below which the cost of its hits dominates; 0 for an engine of cheap hits."""
+    """Duration of a function in nanoseconds below which a hit takes longer than the function; 0: hits are cheap."""
 
     @property
     def usage(self) -> str:
-        """The argument of ``--engine`` for this engine."""
+        """The argument of ``--engine`` for this engine: NAME, or NAME=ARGUMENT."""
         return self.name if self.argument is None else f"{self.name}={self.argument}"
 
     def make(self, options: EngineOptions, scope: Scope) -> Engine:
@@ -162,13 +163,13 @@ class EngineRow:
         return engine
 
     def own_options(self, values: Mapping[str, Any]) -> Any:
-        """Return the engine's own options, with the values of ``values`` that belong to it."""
+        """Return an object of the engine's options class, with those of ``values`` that the class has."""
         assert self.options is not None, "the engine has no options of its own"
         kind = _load(self.options)
         return kind(**{each.name: values[each.name] for each in fields(kind) if each.name in values})
 
     def support(self, knowledge: MachineKnowledge) -> KernelSupport:
-        """Return the kernel's support for the engine."""
+        """Return the kernel's support for the engine, cached in ``knowledge``."""
         if self.candidacy is None or not self.candidacy.support:
             return KernelSupport()
         support: KernelSupport = _load(self.candidacy.support)(knowledge)
@@ -186,20 +187,20 @@ class EngineRow:
         return types
 
     def examine(self) -> list[Finding]:
-        """Return the findings about the engine's requirements on this machine."""
+        """Return what ``doctor`` finds about the engine on this machine; empty if the engine has no checks."""
         return [] if self.doctor is None else list(_load(self.doctor)())
 
     def examine_behind(self, argument: str) -> list[Finding]:
-        """Return the findings about the target of an argument."""
+        """Return what ``doctor`` finds about the target of an argument; empty if the engine has no checks."""
         assert self.trial is not None, "nothing can be tried"
         return list(_load(self.trial)(argument))
 
     def remove_left(self) -> Iterable[LeftThings]:
-        """Remove the remains of killed runs from all processes; return those of each."""
+        """Remove the remains of killed runs from all processes; return what was removed from each process."""
         return () if self.left_things is None else _load(self.left_things)()
 
     def notes_on(self, module: Module, instructions: Sequence[DecodedInstruction]) -> Iterable[PlaceNote]:
-        """Return the engine's notes on instructions of a module; nothing if it has none."""
+        """Return the engine's notes on instructions of a module; empty if the engine makes none."""
         return () if self.place_notes is None else _load(self.place_notes)(module, instructions)
 
     def notes_on_probes(self, program: Program, resolved: ResolvedModule) -> Mapping[int, str]:
@@ -375,7 +376,7 @@ def engine_row(name: str) -> EngineRow:
 
 
 def engine_that_probes(kind: ScopeKind) -> str:
-    """Return the name of the engine that probes a kind of scope; raise ``EngineError`` if none does."""
+    """Return the name of the first engine that probes a kind of scope; raise ``EngineError`` if none does."""
     for row in _ROWS:
         if kind in row.scopes:
             return row.name
@@ -401,18 +402,18 @@ def named_engine(text: str) -> tuple[str, str | None]:
 
 
 def candidates() -> tuple[EngineRow, ...]:
-    """Return the engines that ``auto`` chooses from, in the order of the cost of their hits."""
+    """Return the engines that ``auto`` chooses from, those with the cheapest hits first."""
     weighed = [(row.candidacy.cost, row) for row in _ROWS if row.candidacy is not None]
     return tuple(row for _, row in sorted(weighed, key=lambda each: each[0]))
 
 
 def faster_row(name: str) -> EngineRow | None:
-    """Return the engine that replaces another one where it is faster; None if there is none."""
+    """Return the engine that can replace the engine ``name`` if it is faster; None if there is none."""
     return next((row for row in _ROWS if row.speedup is not None and row.speedup.engine == name), None)
 
 
 def code_listing(compiled: ResolvedProgram) -> Iterator[str]:
-    """Iterate over the lines of a program as compiled by the engine that compiles handlers (``show --bpf``)."""
+    """Iterate over the lines of a listing of a program's compiled handlers (``show --bpf``)."""
     path = next(row.code_listing for row in _ROWS if row.code_listing is not None)
     lines: Iterator[str] = _load(path)(compiled)
     return lines

@@ -1,9 +1,9 @@
 """
 Limits on the work that files and mappings of other users may cause in a run.
 
-Any user can give files the name of the probed module, and map as many as they like. Files of root and of the user of
-this process are always read. For each other user, a limited number of files is read, and a limited time is spent on the
-mappings of their processes. Files left out are reported once for each user, and retried later.
+Any user can create many files with the name of the probed module, and map them. Files of root and of this process's
+user are always read. For each other user, the number of files and the time for the mappings of processes are limited.
+Files left out are reported once for each user, and tried again later.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
 __all__ = ["FILES_MAX", "MAPS_MAX", "ForeignUsers"]
 
 FILES_MAX, _FILES_RATE = 32, 0.2
-"""Number of files of one user that are read at once, and the number added in each second after that."""
+"""Number of files of one user that may be read at once, and number by which it grows in each second."""
 
 _ALL_FILES_MAX, _ALL_FILES_RATE = 128, 1.0
 """The same limits for all foreign users together: a user who may create user namespaces has many user ids."""
 
 _LOOK_TIME = 2.0
-"""Seconds that the processes of one user may take of a scan of all processes."""
+"""Maximum number of seconds for the processes of one user in a scan of all processes."""
 
 MAPS_MAX = 16 << 20
-"""Maximum number of bytes read of a foreign process's mappings; the default maximum of 65 530 mappings takes half."""
+"""Maximum number of bytes read from /proc/PID/maps of a foreign user; 65 530 mappings, the default limit, take half."""
 
 
 class ForeignUsers:
-    """Accounts of the work that each foreign user has caused; ``name`` is the name of the module."""
+    """Accounts of the work that each foreign user has caused in a run; ``name`` is the name of the probed module."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -49,11 +49,11 @@ class ForeignUsers:
     # Files
 
     def owner_of(self, status: os.stat_result) -> str | None:
-        """Return the owner of a file if it is a foreign user; None for root and the user of this process."""
+        """Return the owner of a file, as in messages; None if it is root or the user of this process."""
         return foreign_owner(status)
 
     def may_have_file(self, owner: str) -> bool:
-        """Return True if one more file of an owner may be read now, and charge it; else add a notice."""
+        """Charge one file to an owner and return True; return False, and add a notice, if no file may be read now."""
         now = time.monotonic()
         if self._files[owner].has(1, now) and self._all_files.has(1, now):
             self._files[owner].use(1)
@@ -68,7 +68,7 @@ class ForeignUsers:
         return False
 
     def note_reading(self, owner: str, seconds: float) -> None:
-        """Charge the seconds that it took to read a file of an owner; a second counts as a file."""
+        """Charge the seconds spent on reading a file to its owner; a second counts as one file."""
         self._files[owner].use(seconds)
         self._all_files.use(seconds)
 
@@ -84,10 +84,10 @@ class ForeignUsers:
 
     def bounded(self, pids: Iterable[int]) -> Iterator[tuple[int, int | None]]:
         """
-        Iterate over processes, without those of users who have used up their time.
+        Iterate over process ids, except those of users who have used up their time.
 
-        Each comes with the number of bytes to read of its mappings, None for no limit. The time until the next one is
-        requested is charged to its owner.
+        With each process id, yield the maximum number of bytes to read of its mappings; None: no limit. Its owner is
+        charged the time until the next process id is requested.
         """
         self._look_times.clear()
         for pid in pids:
@@ -114,7 +114,7 @@ class ForeignUsers:
         self._look_times[owner] += seconds
 
     def end(self) -> None:
-        """End the iteration over processes."""
+        """End the iteration of ``bounded`` before its next process; another thread may call this."""
         self._is_ended = True
 
     # Notices
@@ -125,13 +125,13 @@ class ForeignUsers:
             self._notices.append(Notice(message))
 
     def notices(self) -> Iterator[Notice]:
-        """Iterate over the notices that the user has not seen yet."""
+        """Iterate over the notices added since the last call, and remove them."""
         while self._notices:
             yield self._notices.pop(0)
 
 
 def _owner_of_process(pid: int) -> str | None:
-    """Return the owner of a process unless that is root or this user; None also for a process that has ended."""
+    """Return the owner of a process, as in messages; None if it is root or this user, or the process has ended."""
     try:
         # The owner of the directory is the effective user, also if the process is not dumpable (task_dump_owner).
         user = os.stat(f"/proc/{pid}").st_uid

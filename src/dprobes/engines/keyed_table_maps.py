@@ -1,9 +1,9 @@
 """
 Maps of keyed tables, and their contents (``bpf.map_layouts.MapName``, ``keyed.table_layout``).
 
-A hash table is created with all its memory, so that a handler never waits for an allocation. An entry has a value for
-each CPU, unless all CPUs share one or the values would take too much memory. Tables with call stacks of programs are
-kept by the reader of the ring, which unwinds the stacks.
+The memory of a hash table is allocated when the table is created: a handler never waits for an allocation. An entry has
+a value for each CPU, unless the CPUs share one value, or the values would take too much memory. The reader of the ring
+keeps tables with user-space call stacks, because it unwinds the stacks.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ _WORD_MAX = (1 << 64) - 1
 
 
 def zeros_size(tables: Sequence[Table]) -> int:
-    """Return the size in bytes of the zeros that new values are initialized with."""
+    """Return the size in bytes of the largest value of these tables: new values are initialized with as many zeros."""
     return 8 * max((table.value_cells for table in tables), default=0)
 
 
 class ArrayPart(Protocol):
-    """Array of one element."""
+    """BPF array, or its equivalent in shared memory, with one element."""
 
     @property
     def words(self) -> memoryview:
-        """The element as 64-bit numbers."""
+        """Writable view of the element as 64-bit numbers."""
 
     def close(self) -> None:
         """Release the array."""
 
 
 class HashPart(Protocol):
-    """Hash table; with values for each CPU, a value is the concatenation of those of all CPUs."""
+    """Hash table; a per-CPU value is read as the concatenation of the values of all CPUs."""
 
     def __getitem__(self, key: bytes) -> bytes: ...
 
@@ -76,7 +76,11 @@ class MapMaker(Protocol[A_co, H_co]):
         """Return an array of one element of ``size`` bytes."""
 
     def hash(self, key_size: int, value_size: int, entries: int, name: str, *, per_cpu: bool) -> H_co:
-        """Return a hash table with all its memory."""
+        """
+        Return a hash table for ``entries`` keys, with all its memory.
+
+        Sizes are in bytes, ``per_cpu`` for one CPU.
+        """
 
 
 class _Hash(Generic[H]):
@@ -111,7 +115,7 @@ class _Hash(Generic[H]):
         self._map[key] = value
 
     def delete(self, key: bytes) -> None:
-        """Delete a key, if it is there."""
+        """Delete a key if it exists."""
         self._map.discard(key)
 
     def clear(self) -> None:
@@ -177,7 +181,7 @@ class _Cells(Generic[A]):
 
 
 class _SharedStore(TableStore):
-    """Table that several sessions write, each in a thread of its own."""
+    """Table that several attachments change, each in a thread of its own."""
 
     def __init__(self, table: Table) -> None:
         super().__init__(table)
@@ -194,16 +198,18 @@ class _SharedStore(TableStore):
             super().keep(key, value)
 
     def delete(self, key: bytes) -> None:
-        """Delete a key, if it is there."""
+        """Delete a key if it exists."""
         with self._lock:
             super().delete(key)
 
 
 class TableMaps(Generic[A, H]):
     """
-    Maps of the tables of a program, created by ``maps``; handlers mask the number of a CPU with ``cpus`` - 1.
+    Maps of the tables of a probe program, created by ``maps``, and their context manager.
 
-    With ``keeps_stacks``, the maps include the tables with call stacks of programs, which are in ``stores`` otherwise.
+    ``shared`` has the numbers of the tables whose values all CPUs share. ``cpus`` is a power of two: handlers mask the
+    CPU's number with ``cpus`` - 1. With ``keeps_stacks``, tables with user-space call stacks are maps, too; otherwise
+    they are in ``stores``.
     """
 
     keeps_stacks = False
@@ -211,7 +217,7 @@ class TableMaps(Generic[A, H]):
     def __init__(self, tables: Sequence[Table], shared: AbstractSet[int], cpus: int, maps: MapMaker[A, H]) -> None:
         self._tables = tables
         self.stores: dict[int, TableStore] = {}
-        """The tables that the reader of the ring writes."""
+        """The tables that the reader of the ring keeps, by number."""
         with contextlib.ExitStack() as stack:
             self._maps: dict[int, _Hash[H] | _Cells[A]] = {}
             for number, table in enumerate(tables):
@@ -223,19 +229,19 @@ class TableMaps(Generic[A, H]):
                 else:
                     self._maps[number] = _Cells(table, stack, maps, cpus, shared=is_shared)
             self._added: dict[int, TableStore] = {}
-            """Changes made here to tables with a value for each CPU, which only handlers on that CPU may write."""
+            """Values tallied by this process for per-CPU tables, which only handlers on a CPU may write."""
             self._lost = maps.array(8 * len(tables), "dprobes_lost")
             stack.callback(self._lost.close)
             self._stack = stack.pop_all()
 
     @property
     def maps(self) -> Mapping[MapName, A | H]:
-        """The maps by the names that handlers have for them."""
+        """The maps by the names that handlers use."""
         found: dict[MapName, A | H] = {table_map(number): each.map for number, each in self._maps.items()}
         return {**found, MapName.TABLES_LOST: self._lost}
 
     def change(self, change: TableChange) -> None:
-        """Change a table."""
+        """Change a table; count a change for which there is no room, or no lock, as lost."""
         number, key, value = change
         stores: list[TableStore | _Hash[H] | _Cells[A]] = [
             each[number] for each in (self.stores, self._maps, self._added) if number in each
@@ -277,7 +283,7 @@ class TableMaps(Generic[A, H]):
         return tuple(TableRow(key, each) for key, each in cells.items())
 
     def contents(self) -> tuple[TableContents, ...]:
-        """Return the contents of the tables."""
+        """Return the contents of the tables, in the order of the program's header."""
         lost = self._lost.words
         found = []
         for number, table in enumerate(self._tables):

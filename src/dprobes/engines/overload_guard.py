@@ -1,8 +1,8 @@
 """
 Overload guard: limits the share of a CPU that hits take.
 
-Engines measure, and apply the verdicts of this module. It depends on no engine and no clock, and identifies probepoints
-by number only. A handler is *thinned* first: it runs only at every n-th hit. If the traps alone cost too much, thinning
+Engines measure the load, and apply the verdicts of this module, which identifies probepoints by number and reads no
+clock. First a handler is *thinned*: it runs only at every n-th hit. If the traps alone take too much time, thinning
 does not help, and the probepoint is *disabled*.
 """
 
@@ -42,21 +42,25 @@ __all__ = [
 
 DEFAULT_OVERHEAD = 25.0
 """
-Default limit in percent of a CPU, for scopes in which the user has not chosen the processes.
+Default limit in percent of a CPU, if all processes or the kernel are probed.
 
-At half a microsecond a hit this allows half a million hits a second on each CPU, at twelve microseconds (single-stepped
-instructions) 20 000.
+It allows half a million hits a second on each CPU if a hit takes half a microsecond, and 20 000 if it takes twelve
+microseconds (single-stepped instructions).
 """
 
 UNLIMITED = 0.0
-"""Value of an overhead without a limit."""
+"""Value of the overhead that means no limit."""
 
 _WORDS = ("off", "none")
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%?")
 
 
 def overhead_of(text: str) -> float:
-    """Return the percentage in an option such as "10%"; raise ``EngineError`` if it is invalid."""
+    """
+    Return the percentage in an option such as "10%", or ``UNLIMITED`` for "off".
+
+    Raise ``EngineError`` for others.
+    """
     if text in _WORDS:
         return UNLIMITED
     found = _PERCENT.fullmatch(text.strip())
@@ -64,7 +68,7 @@ def overhead_of(text: str) -> float:
 
 
 def check_overhead(percent: float, shown: object = None) -> float:
-    """Return a percentage; raise ``EngineError`` if it is not in the valid range."""
+    """Return ``percent``; raise ``EngineError``, which names ``shown``, unless it is in (0, 100] or ``UNLIMITED``."""
     if percent != UNLIMITED and not 0 < percent <= 100:
         raise EngineError(
             f"an overhead is more than 0 and at most 100 percent of a CPU, not '{percent if shown is None else shown}'",
@@ -74,7 +78,7 @@ def check_overhead(percent: float, shown: object = None) -> float:
 
 
 def budget_of(overhead: float | None, scope: Scope, program: Program) -> float | None:
-    """Return the share of a CPU (1 is a whole CPU) that hits of a program may take; None if there is no limit."""
+    """Return the share of a CPU, from 0 to 1, that hits of a program may take; None if there is no limit."""
     if overhead is None:
         is_guarded = scope.kind is ScopeKind.EVERYWHERE or space_of(program) is Space.KERNEL
         overhead = DEFAULT_OVERHEAD if is_guarded else UNLIMITED
@@ -88,16 +92,16 @@ LOOK_INTERVAL = 0.5
 """Seconds between two measurements by an engine."""
 
 _AIM = 0.75
-"""Part of the budget that is to be used after a decision, with a margin for variations of the measurement."""
+"""Part of the budget that hits are to take after a decision; the rest is a margin for variations."""
 
 _LEAST = 0.125
 """Minimum part of the budget that handlers get while thinning is tried."""
 
 _CALM = 0.5
-"""Part of the budget below which a handler may run more often again."""
+"""Part of the budget below which thinned handlers may run more often again."""
 
 _TRIES = 4
-"""Number of consecutive measurements with thinning after which it counts as useless."""
+"""Number of consecutive measurements over the budget in spite of thinning, after which a probepoint is disabled."""
 
 _THINNEST = 1 << 20
 
@@ -105,9 +109,10 @@ _THINNEST = 1 << 20
 @dataclass(frozen=True, slots=True)
 class Load:
     """
-    Load of a probepoint between two measurements: ``hits``, and seconds on all CPUs inside and outside its handler.
+    Load of probepoint ``number`` between two measurements.
 
-    The handler runs at one hit of ``thinning``.
+    Times are in seconds, summed over all CPUs: in its handler, and outside of the handler (traps). The handler runs at
+    one of ``thinning`` hits.
     """
 
     number: int
@@ -118,16 +123,17 @@ class Load:
 
     @property
     def total(self) -> float:
-        """The seconds that the probepoint took."""
+        """Seconds inside and outside of the handler."""
         return self.in_handler + self.in_traps
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """
-    Handlers to be thinned, by probepoint, and probepoints to be disabled.
+    Decision about probepoints, by their numbers.
 
-    ``shares`` has the share of the busiest CPU that each of these took.
+    ``thinned`` has the new ``Load.thinning`` of handlers, ``disabled`` the probepoints to be disabled, and ``shares``
+    the share of the busiest CPU that each of both took.
     """
 
     thinned: Mapping[int, int] = field(default_factory=dict)
@@ -141,20 +147,20 @@ class OverloadPolicy:
     def __init__(self, budget: float) -> None:
         self._budget = budget
         self._looks = 0
-        """The number of consecutive measurements over the budget."""
+        """Number of consecutive measurements over the budget."""
         self._thinned = False
 
     @property
     def is_watching(self) -> bool:
-        """True if the loads of the probepoints are needed at the next measurement."""
+        """True if the next call of ``judge`` needs the loads of the probepoints."""
         return self._looks > 0 or self._thinned
 
     def judge(self, share: float, loads: Sequence[Load]) -> Verdict:
         """
         Return the verdict after an interval in which hits took ``share`` of the busiest CPU.
 
-        The first measurement over the budget changes nothing, and needs no ``loads``: it may be a burst, which is over
-        before a change could take effect.
+        The first measurement over the budget changes nothing, and needs no ``loads``: a burst of hits may end before a
+        change takes effect.
         """
         if share <= self._budget:
             self._looks = 0
@@ -192,7 +198,7 @@ class OverloadPolicy:
 
 
 def _most_costly(loads: Sequence[Load], excess: float) -> list[int]:
-    """Return the probepoints with the most costly traps, as many as take ``excess`` seconds together."""
+    """Return the fewest probepoints whose traps take at least ``excess`` seconds together, the most costly first."""
     found = []
     for load in sorted(loads, key=lambda load: load.in_traps, reverse=True):
         if excess <= 0:
@@ -203,7 +209,7 @@ def _most_costly(loads: Sequence[Load], excess: float) -> list[int]:
 
 
 def _thinned(loads: Sequence[Load], allowed: float) -> dict[int, int]:
-    """Return the thinning (one hit of how many) of each handler that is too costly for ``allowed`` seconds in total."""
+    """Return the new ``Load.thinning`` of the handlers to be thinned; all handlers together get ``allowed`` seconds."""
     rest = sorted(loads, key=lambda load: load.in_handler)
     while rest and rest[0].in_handler <= allowed / len(rest):
         allowed -= rest.pop(0).in_handler
@@ -224,7 +230,7 @@ _DISABLED = "allow more, as in '--overhead 50%', or any overhead with 'off'; or 
 
 class OverloadNotices:
     """
-    Notices about a program's ``probes``, whose number may grow; ``major`` is the program's code.
+    Notices about a program's ``probes``, whose number may grow; ``major`` is the program's major code.
 
     Thinning is reported once for each probepoint.
     """
@@ -236,7 +242,7 @@ class OverloadNotices:
         self._thinned: set[int] = set()
 
     def of(self, verdict: Verdict, rates: Mapping[int, float]) -> Iterator[Notice]:
-        """Iterate over the notices about a verdict; ``rates`` are hits a second, by probepoint."""
+        """Iterate over the notices about a verdict; ``rates`` has the hits a second of each probepoint."""
         new = {number: n for number, n in verdict.thinned.items() if n > 1 and number not in self._thinned}
         self._thinned |= new.keys()
         worst, more = self._worst(list(new), verdict.shares)

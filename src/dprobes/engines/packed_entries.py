@@ -22,7 +22,7 @@ _KIND_AT = HEADER_SIZE + KIND_SHIFT // 8
 
 
 def packed_entries(table: bytes, stride: int) -> PackedRows | None:
-    """Return entries of one size, ``stride`` bytes apart, as records; None if not all are records of one kind."""
+    """Return entries of one size, ``stride`` bytes apart, as packed records; None unless all are of one kind."""
     size = int.from_bytes(table[:_LENGTH], sys.byteorder)
     if any(table[_KIND_AT::stride]) or size <= _HEAD_SIZE:
         return None
@@ -33,7 +33,7 @@ def packed_entries(table: bytes, stride: int) -> PackedRows | None:
 
 
 def packed_span(data: bytes, span: Span) -> RecordTable | None:
-    """Return the entries of a span as records; None if they have too many sizes, or several kinds of one size."""
+    """Return the entries of a span as records; None if there are too many sizes, or several kinds of one size."""
     if span.stride:
         rows = packed_entries(data[span.start : span.stop], span.stride)
         return None if rows is None else RecordTable.of_rows(rows)
@@ -52,5 +52,5 @@ def packed_span(data: bytes, span: Span) -> RecordTable | None:
 
 @lru_cache(64)
 def _places(size: int) -> tuple[int, ...]:
-    """Return the offsets in an entry of ``size`` bytes of a row of packed records: the probepoint, then the record."""
+    """Return the offsets, in an entry of ``size`` bytes, of the bytes of a packed row: probepoint, then record."""
     return (*range(HEADER_SIZE, HEADER_SIZE + 4), *range(HEADER_SIZE + _HEAD_SIZE, HEADER_SIZE + size))

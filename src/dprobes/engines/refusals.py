@@ -1,4 +1,4 @@
-"""Reasons why a process cannot be traced: the kernel returns only EPERM, the user needs the cause."""
+"""Reasons why a process cannot be traced: the kernel returns only EPERM, but the user needs the cause."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ _YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 
 
 TRACER = "dprobes.engines.ptrace.tracer.tracer_process"
-"""Module that tracers of the ptrace engine run; the last word of their command line is the first probed module."""
+"""Python module that tracers of the ptrace engine run; the last word of their command line is a probed module."""
 
 RESTORER = "dprobes.engines.ptrace.client.restorer_process"
-"""Module that restorers run: processes that remove what a tracer has left, and trace the program while they do so."""
+"""Python module that restorers run: processes that restore code after a tracer was killed, and trace to do so."""
 
 _RESTORER_PATIENCE = 10.0
 """Maximum number of seconds to wait for a restorer to detach from a process."""
@@ -49,7 +49,7 @@ YAMA_REMEDY = "start the program with -c, run dprobes as root, or set kernel.yam
 
 
 def yama_scope() -> int | None:
-    """Return the Yama module's ptrace_scope (0 to 3), or None where the kernel has no such restriction."""
+    """Return Yama's ptrace_scope (0 to 3); None if the kernel has no Yama."""
     try:
         return int(_YAMA.read_text())
     except (OSError, ValueError):
@@ -57,7 +57,11 @@ def yama_scope() -> int | None:
 
 
 def check_process(pid: int, *, allow_self: bool = False) -> None:
-    """Raise ``EngineError`` for a process that no engine can probe, before anything else is done with it."""
+    """
+    Raise ``EngineError`` for a process id that no engine can probe.
+
+    This process is one of them, unless ``allow_self``. An engine calls this before other checks.
+    """
     if pid <= 0 or not Path(f"/proc/{pid}").exists():
         raise EngineError(f"there is no process {pid}")
     if pid == os.getpid():
@@ -80,9 +84,9 @@ def check_process(pid: int, *, allow_self: bool = False) -> None:
 
 def check_traceable(pid: int, tracers: frozenset[int] = frozenset()) -> None:
     """
-    Raise ``EngineError`` for a process that another one traces, unless that is one of ``tracers``.
+    Raise ``EngineError`` for a process that has a tracer other than ``tracers``.
 
-    A restorer of this user detaches soon: wait up to 10 s for that.
+    If the tracer is a restorer of this user, wait up to 10 s for it to detach.
     """
     until = time.monotonic() + _RESTORER_PATIENCE
     while (error := _traced(pid, tracers)) is not None:
@@ -93,9 +97,9 @@ def check_traceable(pid: int, tracers: frozenset[int] = frozenset()) -> None:
 
 def attach_error(pid: int, reason: str, number: int, shares_with: int = 0) -> EngineError:
     """
-    Return the error for a process that could not be seized; ``number`` is the errno, ``reason`` its message.
+    Return the error for a process for which PTRACE_SEIZE failed; ``number`` is the errno, ``reason`` its message.
 
-    If ``shares_with`` is not 0, the process had to be seized because it shares its memory with that probed process.
+    If ``shares_with`` is not 0, it is the id of a probed process with which the process shares memory.
     """
     if shares_with:
         why = attach_error(pid, reason, number)
@@ -137,7 +141,7 @@ def is_dprobes(pid: int) -> bool:
 
 
 def _plain_reason(pid: int) -> EngineError | None:
-    """Return the error for a reason that the process's status shows, or None."""
+    """Return the error for a reason that /proc/PID/status shows; None if it shows none."""
     return _traced(pid) or _no_program(pid) or _other_users(pid)
 
 
@@ -164,7 +168,7 @@ def _traced(pid: int, tracers: frozenset[int] = frozenset()) -> EngineError | No
 
 
 def _is_being_restored(pid: int) -> bool:
-    """Return True if a restorer of this user traces a process; those of other users are not trusted."""
+    """Return True if a restorer of this user traces a process; restorers of other users are not trusted."""
     for tracer in {int(process_field(tid, "TracerPid") or 0) for tid in _threads(pid)} - {0}:
         with contextlib.suppress(OSError):
             command = Path(f"/proc/{tracer}/cmdline")
@@ -174,7 +178,7 @@ def _is_being_restored(pid: int) -> bool:
 
 
 def probed_by(tracer: int) -> str | None:
-    """Return the name of the module that a tracer of dprobes was started for; None for another process."""
+    """Return the name of the probed module for which a tracer of dprobes was started; None for other processes."""
     with contextlib.suppress(OSError):
         words = Path(f"/proc/{tracer}/cmdline").read_bytes().split(b"\0")
         if TRACER.encode() in words[:-1]:
@@ -209,17 +213,17 @@ def _threads(pid: int) -> set[int]:
         return set()
 
 
-# Owner of a breakpoint at an address where a program needs its own: another dprobes, as far as /proc shows it.
+# The owner of a breakpoint at an address that a program probes, too: another dprobes, as far as /proc shows it.
 #
-# A process's status shows its tracer. Uprobes are in no process's memory: only the processes of dprobes that hold links
-# to uprobes are known.
+# /proc/PID/status shows the tracer of a process. No file shows the owner of a uprobe: only processes of dprobes that
+# hold links to uprobes are known.
 
 
 _UPROBE_LINKS = (b"link_type:\tuprobe_multi\n", b"link_type:\tperf\n")
 
 
 def tracer_text(tracer: int) -> str:
-    """Return the message for the breakpoint of a process that traces another one."""
+    """Return the message for a breakpoint that the process ``tracer`` has placed in a process that it traces."""
     if (module := probed_by(tracer)) is not None:
         owner = process_field(tracer, "PPid")
         return f"a breakpoint of the dprobes of process {owner}, which began with a program for '{module}', is there"
@@ -227,7 +231,7 @@ def tracer_text(tracer: int) -> str:
 
 
 def jump_text(tracer: int) -> str | None:
-    """Return the message for a jump of a process that traces another one; None if it is not a tracer of dprobes."""
+    """Return the message for a jump that the process ``tracer`` has placed; None if it is not a tracer of dprobes."""
     module = probed_by(tracer) if tracer else None
     if module is None:
         return None
@@ -236,7 +240,7 @@ def jump_text(tracer: int) -> str | None:
 
 
 def uprobe_holders() -> list[int]:
-    """Return the other dprobes processes that hold links to uprobes and that this user may inspect, sorted."""
+    """Return the sorted ids of other dprobes processes with links to uprobes, as far as this user may inspect them."""
     own = os.getpid()
     pids = (int(name) for name in os.listdir("/proc") if name.isdecimal())
     return sorted(pid for pid in pids if pid != own and is_dprobes(pid) and _holds_uprobes(pid))
@@ -252,14 +256,14 @@ def _holds_uprobes(pid: int) -> bool:
     return False
 
 
-# Refusal of a replacement: the old program stays if no probepoint of the new one could be inserted.
+# Refusal of a replacement: the old program remains if no probepoint of the new one could be inserted.
 
 
 def nothing_to_insert(probes: Iterable[Probepoint], reasons: Iterable[str] = ()) -> EngineError:
     """
-    Return the error for a program that was to replace another one, and of which no probepoint can be inserted.
+    Return the error for a replacement program of which no probepoint can be inserted.
 
-    ``reasons`` are further reasons, besides the states of the probepoints.
+    ``reasons`` are reasons in addition to the states of ``probes``.
     """
     told = [f"{probe.state.value} at {probe.where}" for probe in probes if probe.state.is_obstacle]
     first = [*told, *reasons][:1]

@@ -3,8 +3,8 @@ Spans of the entries in a ring: runs of many entries of one size, and the parts 
 
 ::
 
-    entry   u32 length, with bit 31 (busy: not complete yet) and bit 30 (discarded) | u32 | data, filled up to a
-            multiple of 8 bytes
+    entry   u32 length, with bit 31 (busy: not complete yet) and bit 30 (discarded) | u32 | data, padded to a multiple
+            of 8 bytes
 
 This is the layout of entries in the kernel's BPF ring buffer (``kernel/bpf/ringbuf.c``), and in the rings of handlers
 in processes.
@@ -27,11 +27,11 @@ HEADER_SIZE = 8
 _LENGTH = struct.Struct("=I")
 
 _ALIKE_MIN = 16
-"""Minimum number of entries of one length that are handled together."""
+"""Minimum number of consecutive entries of one length that form a run."""
 _LAST_LIMIT = 1 << 16
-"""Maximum number of entries that are compared at once."""
+"""Maximum number of entries in one comparison."""
 _LAST_PATIENCE = 1024
-"""Maximum number of entries that are read one by one before the next attempt to compare many."""
+"""Maximum number of entries that are read one by one before the next search for a run."""
 
 _SIZES_MAX = 256
 _EACH_MIN = 8
@@ -40,9 +40,9 @@ _EACH_MIN = 8
 
 class _Runs:
     """
-    Finder of runs of entries with the same length; ``words`` are those of the ring, or of a window of it.
+    Finder of runs of entries with the same length; ``words`` are the 32-bit words of the ring, or of a window of it.
 
-    With ``is_cleared``, the reader clears the ring, and an entry without a length is incomplete.
+    With ``is_cleared``, the reader clears the ring, and an entry with the length 0 is incomplete.
     """
 
     def __init__(self, words: memoryview, *, is_cleared: bool = False) -> None:
@@ -51,12 +51,12 @@ class _Runs:
         self._limit = 2 * _ALIKE_MIN
         self._patience = _ALIKE_MIN
         self.left = 0
-        """The number of entries still to be read one by one before the next search for a run."""
+        """Number of entries to be read one by one before the next search for a run."""
         self._steps: dict[int, int] = {}
-        """The size of an entry in words, by the first word of its header."""
+        """The size of an entry in 32-bit words, keyed by the first word of its header."""
 
     def passed(self, place: int, end: int) -> int:
-        """Return the place after entries that are read one by one, up to a busy one or ``end``."""
+        """Read up to ``left`` entries one by one; return the offset in bytes of the next, a busy one, or ``end``."""
         words, steps = self._words, self._steps
         at, stop = place >> 2, end >> 2
         for _ in range(self.left):
@@ -73,7 +73,11 @@ class _Runs:
         return at << 2
 
     def count(self, place: int, stride: int, room: int) -> int:
-        """Return the number of entries from ``place`` on with the first one's length, or 0; ``room`` bytes remain."""
+        """
+        Return the number of entries from the byte offset ``place`` on that have the same length; 0: too few for a run.
+
+        ``stride`` is the size of the first entry, and ``room`` the number of bytes up to the end.
+        """
         limit = min(room // stride, self._limit)
         if limit < _ALIKE_MIN:
             return 0
@@ -97,7 +101,11 @@ def _stride(length: int) -> int:
 
 
 class Span(NamedTuple):
-    """Part of a window; its entries are ``stride`` bytes apart and not discarded, unless ``stride`` is 0."""
+    """
+    Part of a window, from ``start`` up to ``stop``, exclusive; all are in bytes.
+
+    Its entries are ``stride`` bytes apart, and none is discarded. If ``stride`` is 0, the entries are of any sizes.
+    """
 
     start: int
     stop: int
@@ -105,7 +113,7 @@ class Span(NamedTuple):
 
 
 def spans_in(window: bytes) -> Iterator[Span]:
-    """Iterate over the parts of a window of a ring: long runs of entries of one length, and the parts between them."""
+    """Iterate over the parts of a window of a ring: runs of entries of one length, and the parts between runs."""
     position = begin = 0
     end, unpack = len(window), _LENGTH.unpack_from
     with memoryview(window) as view, view.cast("I") as words:
@@ -129,9 +137,10 @@ def spans_in(window: bytes) -> Iterator[Span]:
 
 def sizes_in(window: bytes, start: int, stop: int) -> tuple[list[tuple[int, list[int]]], bytes] | None:
     """
-    Return the stride in bytes and the offsets of the entries of each size, and for each entry the index of its size.
+    Return the stride and the offsets, in bytes, of the entries of each length; and a byte for each entry, its index.
 
-    Return None if an entry was discarded, or if there are too many sizes, or too few entries of each.
+    The index is that of the entry's length in the list. Return None if an entry is discarded, or if there are more than
+    256 lengths, or fewer than 8 entries of each on average.
     """
     places: list[list[int]] = []
     numbers: dict[int, tuple[int, int, Callable[[int], None]]] = {}
@@ -159,9 +168,9 @@ def sizes_in(window: bytes, start: int, stop: int) -> tuple[list[tuple[int, list
 
 def entries_in(window: memoryview | bytes, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, int]]:
     """
-    Iterate over the bounds of the data of those entries in a window of a ring that were not discarded.
+    Iterate over the start and stop offsets of the data of entries in a window of a ring, except discarded entries.
 
-    ``start`` and ``stop`` are the beginnings of entries, or the end of the window.
+    ``start`` and ``stop`` are offsets of entries; ``stop`` is exclusive, by default the end of the window.
     """
     position, end, unpack = start, len(window) if stop is None else stop, _LENGTH.unpack_from
     while position < end:
@@ -176,10 +185,10 @@ def entries_in(window: memoryview | bytes, start: int = 0, stop: int | None = No
 
 def complete_end(words: memoryview, place: int, end: int, *, is_cleared: bool = False) -> int:
     """
-    Return the end of the complete entries from ``place`` on, at most the end of the entry that reaches ``end``.
+    Return the end of the complete entries from ``place`` on, all in bytes; the last entry may reach beyond ``end``.
 
-    ``words`` are those of the ring. An incomplete entry is busy, or in a ring that ``is_cleared`` by its reader has the
-    length 0.
+    ``words`` are the 32-bit words of the ring. An entry is incomplete if it is busy, or with ``is_cleared``, if its
+    length is 0.
     """
     runs = _Runs(words, is_cleared=is_cleared)
     while place < end:

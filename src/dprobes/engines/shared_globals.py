@@ -1,7 +1,7 @@
 """
-Atomic cells of memory that other handlers change at the same time: in the kernel, or in probed processes.
+Variables in memory that handlers in the kernel or in probed processes change at the same time.
 
-Each change is one instruction, as in those handlers.
+Each change is one atomic instruction, as in those handlers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["GLOBALS_MAX", "AtomicCells", "GlobalVariables", "MappedCells", "add_to_word", "mapped_size", "raise_word"]
 
 GLOBALS_MAX = 65536
-"""Maximum number of global variables of one owner's programs, which is the maximum of one program."""
+"""Maximum number of global variables that the programs of one owner share."""
 
 _CELL = 8
 _MASK = (1 << 64) - 1
@@ -46,17 +46,17 @@ def _function(code: bytes) -> Callable[[int, int], int]:
 
 
 def add_to_word(address: int, amount: int) -> int:
-    """Add to the 64-bit number at an address, and return what it was before."""
+    """Add atomically to the 64-bit number at an address, modulo 2**64, and return the number before."""
     return _function(_ADD_8)(address, amount & _MASK)
 
 
 def raise_word(address: int, number: int) -> None:
-    """Raise the 64-bit number at an address to ``number`` if it is less, both unsigned."""
+    """Atomically set the unsigned 64-bit number at an address to ``number``, if it is less than that."""
     _function(_RAISE)(address, number & _MASK)
 
 
 class AtomicCells(SharedCells):
-    """Atomic 64-bit cells at an address of this process; ``memory`` are its bytes, which ``release`` releases."""
+    """Atomic 64-bit cells at ``address`` of this process; ``release`` releases ``memory``, the view of their bytes."""
 
     def __init__(self, memory: memoryview, address: int) -> None:
         self._bytes = memory
@@ -76,14 +76,14 @@ class AtomicCells(SharedCells):
         self._cells[self._checked(index)] = value
 
     def store(self, index: int, value: int, word_size: int) -> None:
-        """Set a cell, or its low half."""
+        """Set a cell, or with a ``word_size`` of 4 bytes its low half."""
         if word_size == _CELL:
             self._cells[self._checked(index)] = value
         else:
             self._halves[2 * self._checked(index)] = value
 
     def add(self, index: int, amount: int, word_size: int) -> None:
-        """Add to a cell, or to its low half, in one instruction."""
+        """Add to a cell, or with a ``word_size`` of 4 bytes to its low half, in one instruction."""
         address = self._address + _CELL * self._checked(index)
         if word_size == _CELL:
             add_to_word(address, amount)
@@ -91,7 +91,7 @@ class AtomicCells(SharedCells):
             _function(_ADD_4)(address, amount & _MASK)
 
     def view(self) -> memoryview:
-        """Return a live view of all cells; it must be released before this object."""
+        """Return a view of the memory of all cells; the caller releases it before ``release`` is called."""
         return self._cells[: self._count]
 
     def release(self) -> None:
@@ -105,14 +105,14 @@ class AtomicCells(SharedCells):
         return index
 
 
-# Global variables in memory that several engines share: handlers in the kernel, and those that a tracer interprets.
+# Global variables in memory that handlers of several engines share: in the kernel, and interpreted by a tracer.
 #
-# The memory is an array of 64-bit cells: a BPF map if this user may create one, else a file in memory. Both are mapped
-# by their descriptor.
+# The memory is an array of 64-bit cells: a BPF map if this user may create one, else a memfd. Both are mapped by their
+# descriptor.
 
 
 class MappedCells(AtomicCells):
-    """Atomic cells of a descriptor; ``close`` unmaps them."""
+    """Atomic cells that are mapped from ``descriptor``, which stays open; ``close`` unmaps them."""
 
     def __init__(self, descriptor: int, count: int) -> None:
         self._mapping = mmap.mmap(descriptor, mapped_size(count))
@@ -127,7 +127,7 @@ class MappedCells(AtomicCells):
 
 
 def mapped_size(count: int) -> int:
-    """Return the size in bytes of a mapping of ``count`` cells: whole pages."""
+    """Return the size in bytes of a mapping of ``count`` cells, rounded up to whole pages."""
     return -(-max(count, 1) * _CELL // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
@@ -135,7 +135,7 @@ class GlobalVariables:
     """
     Memory of ``count`` global variables, and its context manager.
 
-    ``descriptor`` may be passed to other processes, and to handlers in the kernel if ``is_map``.
+    ``descriptor`` may be passed to other processes. If ``is_map``, it is that of a BPF map, which BPF programs can use.
     """
 
     def __init__(self, count: int) -> None:
@@ -167,11 +167,11 @@ class GlobalVariables:
             )
 
     def cells(self) -> MappedCells:
-        """Return the cells as mapped in this process; the caller closes them."""
+        """Map the variables into this process, and return the cells; the caller closes them."""
         return MappedCells(self.descriptor, self.count)
 
     def close(self) -> None:
-        """Close the descriptor; the memory exists as long as other processes use it."""
+        """Close the descriptor; the kernel frees the memory when no process or BPF program uses it."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1

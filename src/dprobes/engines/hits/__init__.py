@@ -1,1 +1,1 @@
-"""Handlers, records, counts and the order of records for hits, independent of the engine that reports them."""
+"""Hits of engines that run handlers in Python: the handlers' results, counts, and the order of records."""

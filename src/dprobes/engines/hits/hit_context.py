@@ -1,5 +1,5 @@
 """
-Interfaces that an engine provides for hits: the context of handlers, counts, and the variables of programs.
+Interfaces that an engine implements for hits: the context of handlers, counts, and the variables of probe programs.
 
 An engine implements ``HitContext`` once and uses the same object for one stopped thread after another.
 """
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["Changes", "HitContext", "Reach", "SharedCounters", "SharedHits", "Tally"]
 
 Changes = dict[int, tuple[int, int]]
-"""Registers that handlers changed: (before, after) by the engine's number of the register."""
+"""Registers that handlers changed: the values before and after, keyed by the engine's number of the register."""
 
 
 class Tally(Protocol):
@@ -31,27 +31,31 @@ class Tally(Protocol):
     faulted: int
 
     def note(self, placement: Any) -> None:
-        """Record where the probed instruction is executed."""
+        """Record the way in which the probed instruction is executed, such as in an out-of-line slot."""
 
 
 class SharedHits(Protocol):
     """Hits of a probepoint that handlers in the probed processes count at the same time."""
 
     is_limited: bool
-    """True if the probepoint has a passcount or maxhits, so that each hit must be drawn."""
+    """True if the probepoint has a passcount or maxhits: ``draw`` must be called for each hit."""
 
     @property
     def is_over(self) -> bool:
-        """True if no handler runs any more: maxhits is reached, or a handler has ended the probepoint."""
+        """True if no more handlers run: maxhits is reached, or a handler has removed the probepoint."""
 
     def draw(self) -> bool | None:
-        """Draw a hit: return whether its handler runs, or None if the probepoint takes no more hits."""
+        """
+        Count a hit; return True if its handler is to run, False if passcount excludes it.
+
+        Return None, and count nothing, if the probepoint has reached maxhits or is disabled.
+        """
 
     def give_back(self) -> None:
-        """Undo the draw of a hit that turned out not to count."""
+        """Undo ``draw`` for a hit that does not count, for example because the probed instruction faulted."""
 
     def disable(self) -> None:
-        """Disable the probepoint: no handler runs any more."""
+        """Disable the probepoint in all processes: no more handlers run."""
 
 
 class Reach(Protocol):
@@ -61,22 +65,22 @@ class Reach(Protocol):
 
 
 class SharedCounters(Protocol):
-    """Memory of a program's variables, with requests to reset them."""
+    """Memory of a probe program's variables, through which the client requests resets."""
 
     @property
     def resets(self) -> Sequence[int]:
-        """Number of resets that were requested, and number that were made."""
+        """The number of resets that were requested, and the number that were made."""
 
     def reset_if_asked(self) -> None:
-        """Set variables to zero if a reset was requested; call it only between two handlers."""
+        """Set variables to zero if a reset was requested; call this only between two runs of handlers."""
 
 
 class HitContext(Context, Protocol):
     """
-    Context of the handlers of a hit, for a thread of the process ``process`` in code with words of ``word_size`` bytes.
+    Context of the handlers of a hit, for a thread of the process with the id ``process``.
 
-    ``probe`` is the probepoint whose handler runs, with the variables and extensions of the program that was passed to
-    ``use``. ``written`` holds the registers that handlers changed, None if there are none.
+    ``word_size`` is that of the probed code in bytes, and ``probe`` the probepoint whose handler runs. ``written`` has
+    the registers that handlers changed; None: they changed none.
     """
 
     process: int
@@ -86,16 +90,16 @@ class HitContext(Context, Protocol):
 
     @property
     def program(self) -> object:
-        """Program that was last passed to ``use``."""
+        """Probe program that was last passed to ``use``."""
 
     def use(self, program: Any) -> None:
-        """Use the variables and extensions of a program from now on."""
+        """Use the variables and extensions of a probe program from now on."""
 
     def set_aside(self) -> Changes | None:
-        """Restore the registers that handlers changed, and return the changes; None if there are none."""
+        """Restore the registers to their values at the hit, and return the handlers' changes; None: they made none."""
 
     def apply(self, changes: Changes) -> None:
-        """Apply changes that ``set_aside`` returned; earlier changes of other registers stay."""
+        """Apply changes that ``set_aside`` returned, in addition to earlier changes of other registers."""
 
     def pointers(self) -> tuple[int, int, int, int]:
         """Return cs, the instruction pointer, ss and the stack pointer."""

@@ -1,8 +1,8 @@
 """
-The life of a hit at an instruction that an engine carries out itself: states, events, and what follows on what.
+State machine of a hit at an instruction that the engine emulates or single-steps.
 
-A thread has at most one such hit, which begins when the thread arrives at the instruction and is over (``NONE``) when
-the instruction was carried out, or is not carried out because something else comes first::
+A thread has at most one such hit. The hit begins when the thread arrives at the instruction. It ends (``NONE``) when
+the instruction completes, or when something else, such as a signal, prevents that::
 
                     NONE        HANDLED     PENDING     UNFINISHED  COUNTED     REPEATED
     ARRIVED         HANDLED                             HANDLED
@@ -15,9 +15,9 @@ the instruction was carried out, or is not carried out because something else co
     GIVEN_UP                    NONE        NONE        NONE        NONE        NONE
     KEPT            UNFINISHED
 
-Handlers run when a thread has ``ARRIVED``, those that ran before the hit was left ``UNFINISHED`` not once more. Hits
-are counted, and their records emitted, with ``COMPLETED``, ``FAULTED`` and ``COUNTED_EARLY``, unless the state is
-``COUNTED`` or ``REPEATED``: then they were before.
+Handlers run at ``ARRIVED``; after ``UNFINISHED``, those that have run before do not run again. A hit is counted, and
+its records are emitted, at ``COMPLETED``, ``FAULTED`` and ``COUNTED_EARLY``, unless the state is ``COUNTED`` or
+``REPEATED``: in these states the hit has been counted before.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ __all__ = ["AFTER", "HitEvent", "HitState", "IllegalTransitionError", "ProbeLimi
 @dataclass(frozen=True, slots=True)
 class ProbeLimits:
     """
-    Limits of a probe definition: which hits run its handler, and which keep their record.
+    Limits of a probe definition: which hits run its handler, and whether a hit that faults has a record.
 
-    With ``keep_ip`` its records contain the instruction pointer even if the user did not ask for it.
+    ``maxhits`` 0: no limit. With ``keep_on_fault``, hits count even if the instruction faults. With ``keep_ip``,
+    records contain the instruction pointer even if the user did not request it.
     """
 
     passcount: int
@@ -49,15 +50,15 @@ class HitState(enum.IntEnum):
     NONE = 0
     """There is no hit."""
     HANDLED = 1
-    """The handlers run, or have run, and the instruction is about to be carried out."""
+    """The handlers run, or have run, and the instruction is about to be executed."""
     PENDING = 2
     """
-    The thread executes the instruction, or has executed it, without a stop after it; the outcome is not known yet.
+    The thread continues with the instruction and does not stop after it; the outcome is not known yet.
     """
     UNFINISHED = 3
-    """The handlers have run, but the thread has not executed the instruction: it will arrive there again."""
+    """The handlers have run, but the instruction has not been executed: the thread will arrive there again."""
     COUNTED = 4
-    """The hit has been counted, but as far as is known the thread has not executed the instruction."""
+    """The hit has been counted, but the instruction has not been executed, as far as is known."""
     REPEATED = 5
     """The thread is at the instruction again, and the hit has been counted."""
 
@@ -68,27 +69,27 @@ class HitEvent(enum.IntEnum):
     ARRIVED = 0
     """The thread has arrived at the instruction."""
     CAME_BACK = 1
-    """It has arrived there only because an interrupted operation, such as a system call, is repeated."""
+    """The thread has arrived again because an interrupted instruction, such as a system call, is repeated."""
     COMPLETED = 2
-    """The instruction was carried out, or the hit counts regardless of the outcome."""
+    """The instruction has been executed, or the hit counts regardless of the outcome."""
     FAULTED = 3
     """The instruction has raised a signal."""
     LET_RUN = 4
-    """The thread continues from the instruction, and the outcome shows later."""
+    """The thread continues with the instruction; the outcome is found later."""
     INTERRUPTED = 5
-    """Something else is handled first, and the instruction after that."""
+    """Something else, such as a signal, is handled before the instruction, which follows later."""
     COUNTED_EARLY = 6
-    """The hit is counted although the instruction has not been carried out."""
+    """The hit is counted although the instruction has not been executed."""
     GIVEN_UP = 7
-    """Something else is handled first, and it is not known whether the thread returns."""
+    """Something else, such as a signal, is handled before the instruction; the thread may not return to it."""
     KEPT = 8
     """
-    The hit was given up for one program, and the thread set back; the results of other programs' handlers are kept.
+    One program gave up the hit, and the thread is at the instruction again; other programs' results are kept.
     """
 
 
 class IllegalTransitionError(Exception):
-    """Error in an engine: an event that cannot happen in a state."""
+    """Error that an engine reported an event that cannot occur in the hit's state."""
 
     def __init__(self, state: HitState, event: HitEvent) -> None:
         super().__init__(f"a hit that is {HitState(state).name} cannot be {HitEvent(event).name}")

@@ -1,12 +1,12 @@
 """
-Hits of probepoints: which of them run a handler, its results, and the records and counts that follow.
+Hits of probepoints: the choice of hits that run a handler, the handlers' results, records and counts.
 
-The hit counter of a probepoint starts at -passcount; the handler runs while it is not negative, and the probepoint is
-disabled when it reaches maxhits (recovered reference 2.2).
+The hit counter of a probepoint starts at -passcount; the handler runs while the counter is not negative. The probepoint
+is disabled when the counter reaches maxhits (recovered reference 2.2).
 
-Handlers of several programs run in the order of their insertion, from one saved state: each sees the registers as they
-were at the hit. Their changes are merged afterwards: of two that change the same register, the later one counts. Memory
-is not part of the saved state, because it belongs to all threads: a handler's writes to it take effect at once.
+Handlers of several programs run in the order of their insertion. Each sees the registers as they were at the hit. Then
+their changes are merged: if several handlers change the same register, the last one has precedence. Writes to memory
+take effect at once, because all threads share the memory.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ __all__ = [
 ProgramT = TypeVar("ProgramT", bound="HandledProgram")
 
 DEBUGGER, CORE_DUMP = 1, 3
-"""Operands of ``exit`` that have a meaning in user programs."""
+"""Operands of ``exit`` with an effect on a probed process: it is handed to the debugger, or its core is written."""
 
 HANDING_OVER = frozenset({DEBUGGER, CORE_DUMP})
 """Operands of ``exit`` after which the probepoint is removed."""
@@ -67,7 +67,11 @@ _INACTIVE = (ProbeState.DISABLED, ProbeState.REMOVED)
 
 
 class Handlers:
-    """Handlers of a program for modules of one architecture; ``warn`` takes a message and a hint for the user."""
+    """
+    Handlers of a probe program for modules of the architecture ``name``.
+
+    ``warn`` is called with a message and a hint, or None, for the user.
+    """
 
     def __init__(self, image: CodeImage, name: str, warn: Callable[[str, str | None], None]) -> None:
         self._warn = warn
@@ -77,7 +81,7 @@ class Handlers:
         self._functions: dict[int, Callable[[Point, Context], Any]] = {}
 
     def run(self, definition: int, point: Point, context: Context) -> Outcome:
-        """Run the handler of a probe definition."""
+        """Run the handler of a probe definition; warn once of each exception that ends it unhandled."""
         function = self._functions.get(definition)
         if function is None:
             function = self._functions[definition] = self._translator.handler(self._starts[definition])
@@ -94,7 +98,7 @@ class Handlers:
 
 
 class HandledProgram(Protocol):
-    """A program whose handlers run at hits; ``handlers`` are keyed by the word size of modules, 4 or 8 bytes."""
+    """A probe program whose handlers run at hits; ``handlers`` are keyed by a module's word size, 4 or 8 bytes."""
 
     number: int
     rank: int
@@ -103,7 +107,7 @@ class HandledProgram(Protocol):
 
     @property
     def reach(self) -> Reach:
-        """Processes that the program probes."""
+        """The processes that the program probes."""
 
     @property
     def counters(self) -> SharedCounters:
@@ -111,18 +115,18 @@ class HandledProgram(Protocol):
 
 
 class HitLoad:
-    """Time spent in the handler of one probepoint, and its thinning: it runs at each ``thinning``-th hit."""
+    """Load of one probepoint: the time in its handler, which runs at each ``thinning``-th hit."""
 
     __slots__ = ("_turn", "in_handler", "thinning")
 
     def __init__(self) -> None:
         self.in_handler = 0.0
-        """Time in seconds."""
+        """Time in the handler so far, in seconds."""
         self.thinning = 1
         self._turn = 0
 
     def skips(self) -> bool:
-        """Return whether this hit runs no handler; call it exactly once for each hit."""
+        """Return True if thinning excludes the handler of this hit; call this exactly once for each hit."""
         if self.thinning <= 1:
             return False
         turn, self._turn = self._turn, self._turn + 1
@@ -134,8 +138,8 @@ class Probe(Generic[ProgramT]):
     """
     A probepoint of a program, in all processes; ``definition`` is the number of its definition.
 
-    ``file`` is the device and inode of the file that contains it. ``shared`` are its hits if handlers in the probed
-    processes also count some.
+    ``file`` is the device and inode number of the file that contains it. ``shared`` is not None if handlers in the
+    probed processes count hits of the probepoint, too.
     """
 
     program: ProgramT
@@ -147,14 +151,14 @@ class Probe(Generic[ProgramT]):
     counter: int = 0
     state: ProbeState = ProbeState.COMPILED
     load: HitLoad | None = None
-    """Load of its hits, if it is measured."""
+    """Load of its hits; None if it is not measured."""
     shared: SharedHits | None = None
 
     def __post_init__(self) -> None:
         self.counter = -self.limits.passcount
 
     def draw(self) -> bool | None:
-        """Return whether the handler runs at a hit, which is not counted yet; None if no more hits are taken."""
+        """Return whether the handler runs at a hit that is not counted yet; None if the probepoint is inactive."""
         if self.shared is None:
             return self.counter >= 0
         if self.shared.is_limited:
@@ -162,29 +166,30 @@ class Probe(Generic[ProgramT]):
         return None if self.shared.is_over else True
 
     def give_back(self) -> None:
-        """Undo the draw of a hit whose instruction is not carried out."""
+        """Undo ``draw`` for a hit whose instruction was not executed."""
         if self.shared is not None and self.shared.is_limited:
             self.shared.give_back()
 
     @property
     def is_active(self) -> bool:
-        """True if hits count."""
+        """True if the probepoint is neither disabled nor removed."""
         return self.state not in _INACTIVE
 
     @property
     def counts_late(self) -> bool:
-        """True if a hit still counts whose handler has run: it may have been drawn before the last hit was counted."""
+        """True if a hit whose handler has run still counts: ``draw`` may have preceded the count of the last hit."""
         return self.is_active or (self.shared is not None and self.shared.is_limited)
 
     def concerns(self, process: int) -> bool:
-        """Return whether hits of a process count."""
+        """Return whether hits of the process with this id count."""
         return process in self.program.reach.pids and self.state not in _INACTIVE
 
     def count_hit(self, outcome: Outcome | None, *, is_skipped: bool = False) -> bool:
         """
         Count a hit whose instruction completed; ``outcome`` is None if its handler did not run.
 
-        Return whether the probepoint has become inactive by this.
+        ``is_skipped`` is true if the overload guard excluded the handler. Return True if this hit made the probepoint
+        inactive.
         """
         self.counts.hits += 1
         if is_skipped:
@@ -204,7 +209,7 @@ class Probe(Generic[ProgramT]):
         return former not in _INACTIVE
 
     def miss(self) -> None:
-        """Count a hit at which no handler can run as missed."""
+        """Count a hit as missed: its handler could not run. An inactive probepoint is unchanged."""
         if self.state not in _INACTIVE:
             self.counts.hits += 1
             self.counts.missed += 1
@@ -215,14 +220,15 @@ class Probe(Generic[ProgramT]):
 
 
 Header = tuple[int, list[int], bytes]
-"""Flag word of a record, its items up to the process name, and the bytes of the other items."""
+"""Flag word of a record, its numeric items before the process name, and the bytes of process name and thread id."""
 
 
 class Handled(Generic[ProgramT]):
     """
-    Result of the handler of one probepoint at a hit; ``outcome`` is None if the handler did not run.
+    Result of the handler of one probepoint at a hit.
 
-    The reason is passcount, or with ``is_skipped`` the overload guard.
+    ``outcome`` is None if the handler did not run, because of passcount, or with ``is_skipped`` because of the overload
+    guard. ``header`` is None if the handler writes no record.
     """
 
     __slots__ = ("changes", "header", "is_skipped", "outcome", "probe")
@@ -244,7 +250,7 @@ class Handled(Generic[ProgramT]):
 
 
 def diverts(handled: Iterable[Handled[ProgramT]]) -> bool:
-    """Return whether a handler changes where the thread continues: it skips the function, or hands over the process."""
+    """Return whether a handler skips the function, hands the process to the debugger, or requests its core."""
     # Use a loop: a generator costs as much as the rest of the bookkeeping of a hit.
     for each in handled:
         outcome = each.outcome
@@ -259,7 +265,7 @@ def hands_over(handled: Iterable[Handled[ProgramT]]) -> bool:
 
 
 def is_last(handled: Iterable[Handled[ProgramT]]) -> bool:
-    """Return whether a probepoint may become inactive when these hits are counted."""
+    """Return whether counting these hits may make a probepoint inactive: by maxhits, ``remove`` or ``exit``."""
     return any(
         each.probe.limits.maxhits
         or (
@@ -271,7 +277,7 @@ def is_last(handled: Iterable[Handled[ProgramT]]) -> bool:
 
 
 def skipping(handled: Iterable[Handled[ProgramT]]) -> Handled[ProgramT] | None:
-    """Return the last result that skips the function, whose value is returned to the caller; None if there is none."""
+    """Return the last result that skips the function: its value becomes the return value; None if there is none."""
     found = None
     for each in handled:
         if each.outcome is not None and each.outcome.ending is Ending.SKIP:
@@ -289,9 +295,10 @@ class HandlerRunner:
         self, owners: Sequence[tuple[Probe[ProgramT], Point]], known: Iterable[Handled[ProgramT]] = ()
     ) -> tuple[Handled[ProgramT], ...]:
         """
-        Run the handlers of the ``owners`` that count hits of the process; reuse the results in ``known``.
+        Run the handlers of the probepoints in ``owners`` whose programs probe the process, and return the results.
 
-        The registers that they change are set when all have run, and are in ``written`` of the context.
+        ``known`` has results of handlers that have run before for the same hit; they are reused. The changes of
+        registers are applied after all handlers, and are in ``written`` of the context.
         """
         context = self._context
         if len(owners) == 1 and not known:  # nearly always
@@ -315,7 +322,7 @@ class HandlerRunner:
         return tuple(results)
 
     def _run(self, probe: Probe[ProgramT], point: Point) -> Handled[ProgramT] | None:
-        """Run a handler; return None if the probepoint takes no more hits, because of hits in a probed process."""
+        """Run a handler; return None if the probepoint is inactive because of hits in a probed process."""
         is_run = probe.counter >= 0 if probe.shared is None else probe.draw()  # saves a call in most cases
         if not is_run:
             return None if is_run is None else Handled(probe)  # not run because of passcount
@@ -348,9 +355,9 @@ _IP = int(Item.IP)
 
 class RecordBuilder:
     """
-    A builder of records that contain ``items``, in a target's byte order.
+    Builder of records with the header items ``items``, in a target's byte order.
 
-    Each item costs time at each hit, so only the requested ones are looked up.
+    Only the requested items are read from the context, because each costs time at each hit.
     """
 
     def __init__(self, items: int, byte_order: ByteOrder = "little") -> None:
@@ -366,10 +373,10 @@ class RecordBuilder:
 
     def header(self, context: HitContext, word_size: int, *, keep_ip: bool = False) -> Header:
         """
-        Return flags, items and tail of a record for the state before the probed instruction.
+        Return the header of a record from the present state of the thread, before the probed instruction.
 
-        The first two items, major and minor, are zeros that ``record`` fills in. ``keep_ip`` adds the instruction
-        pointer to the requested items.
+        The first two items, major and minor, are zeros; ``record`` sets them. ``keep_ip`` adds the instruction pointer
+        to the items.
         """
         values = [0, 0]
         if self._cpu:
@@ -397,7 +404,7 @@ class RecordBuilder:
         return flags | _IP if keep_ip else flags, values, tail
 
     def record(self, header: Header, outcome: Outcome) -> bytes:
-        """Return the record of a handler's log buffer."""
+        """Return the record with a handler's log buffer."""
         flags, values, tail = header
         if outcome.is_cut:
             flags |= int(Item.CUT)
@@ -405,7 +412,7 @@ class RecordBuilder:
         return header_struct(flags, self._order).pack(flags, *values) + tail + outcome.log
 
     def stack_trace(self, header: Header, outcome: Outcome) -> bytes:
-        """Return the record of a handler's stack trace; its major and minor codes stay 0."""
+        """Return the record with a handler's stack-trace buffer; its major and minor codes are 0."""
         flags, values, tail = header
         flags |= int(Item.STACK_TRACE)
         values[0] = values[1] = 0
@@ -419,14 +426,14 @@ class RecordSender(Protocol):
     """Channel for records to the session."""
 
     def send_record(self, program: int, probe: int, record: bytes) -> bool:
-        """Send the record of a program's probepoint; return False if there is no room for it."""
+        """Send a record of a program's probepoint, both given by number; return False if there is no room for it."""
 
 
 class QueuedRecords:
     """
-    Records of one hit, as an element of the queue in the order of hits.
+    Records of one hit, as an element of the emitter's queue, which has the order of the hits.
 
-    ``records`` is None until the records are known. ``is_queued`` becomes False when the hit is skipped.
+    ``records`` is None until the records are known. ``is_queued`` becomes False when the hit is removed from the queue.
     """
 
     __slots__ = ("is_queued", "records")
@@ -437,7 +444,7 @@ class QueuedRecords:
 
 
 class Emitter:
-    """Counter of hits, which sends their records and counts these as emitted or lost."""
+    """Counter of hits and sender of their records; it counts each record as emitted or lost."""
 
     def __init__(self, sender: RecordSender) -> None:
         self._sender = sender
@@ -447,9 +454,10 @@ class Emitter:
         self, handled: Iterable[Handled[ProgramT]], queued: QueuedRecords | None = None, *, has_faulted: bool = False
     ) -> list[Probe[ProgramT]]:
         """
-        Count the hits of an instruction that completed, or ``has_faulted``, and emit their records.
+        Count the hits of an instruction, and emit their records at the place ``queued``, or last if that is None.
 
-        Return the probepoints that have become inactive by this.
+        ``has_faulted`` is true if the instruction faulted: only probepoints with ``keep_on_fault`` count the hit then.
+        Return the probepoints that this made inactive.
         """
         records: Records = []
         gone = []
@@ -471,16 +479,16 @@ class Emitter:
         return gone
 
     def queue(self) -> QueuedRecords:
-        """Reserve a place in the queue for a hit that may not complete, and return the place."""
+        """Reserve a place in the queue for a hit whose outcome is not known yet, and return the place."""
         queued = QueuedRecords()
         self._queue.append(queued)
         return queued
 
     def emit(self, records: Records, queued: QueuedRecords | None = None) -> None:
         """
-        Emit the records of a hit, at their ``queued`` place or else last.
+        Emit the records of a hit, at the place ``queued``, or last if that is None.
 
-        They wait until the records of all hits before them are known.
+        The records are sent when the records of all hits before them are known.
         """
         if queued is not None and queued.is_queued:
             queued.records = records
@@ -499,7 +507,7 @@ class Emitter:
             self._send_known()
 
     def finish(self) -> None:
-        """Send all records that are known, skipping hits whose records are not."""
+        """Send all known records; remove hits whose records are not known from the queue."""
         for queued in list(self._queue):
             if queued.records is None:
                 self.skip(queued)
@@ -518,7 +526,7 @@ class Emitter:
 
 
 class Moment(NamedTuple):
-    """Monotonic time and processor time of this process, in seconds, and the number of hits of all programs so far."""
+    """Monotonic time and CPU time of this process, in seconds, and the number of hits of all programs so far."""
 
     time: float
     busy: float
@@ -542,18 +550,18 @@ class ProgramGuard:
 
     @staticmethod
     def new_load() -> HitLoad:
-        """Return a new load for one more probepoint."""
+        """Return a new load for a probepoint."""
         return HitLoad()
 
     def due_in(self, now: float) -> float:
-        """Return the seconds from ``now`` until ``look`` is to be called."""
+        """Return the seconds from ``now``, monotonic, until the next ``look``; negative if it is overdue."""
         return self._last.time + LOOK_INTERVAL - now
 
     def look(self, probes: Mapping[int, Probe[Any]], all_hits: int) -> tuple[Verdict, dict[int, float]]:
         """
-        Return the verdict on the probepoints, and their hits a second; thinning has been applied already.
+        Measure the load since the last call, apply thinning, and return the verdict and the probepoints' hits a second.
 
-        ``all_hits`` is the number of hits of all programs so far.
+        ``all_hits`` is the number of hits of all programs so far. The caller disables probepoints.
         """
         last, self._last = self._last, self._clock(all_hits)
         elapsed = self._last.time - last.time
@@ -573,7 +581,7 @@ class ProgramGuard:
         return verdict, {load.number: load.hits / elapsed for load in loads}
 
     def _loads(self, probes: Iterable[Probe[Any]]) -> Iterable[Load]:
-        """Iterate over the loads of active probepoints since the last look, except idle ones without thinning."""
+        """Iterate over the loads of active probepoints since the last call, except idle ones without thinning."""
         for probe in probes:
             state, number = probe.load, probe.number
             if state is None:

@@ -1,1 +1,1 @@
-"""Replay engine: handlers run on hits that a file describes, instead of those of a process."""
+"""Replay engine: handlers run on hits from a file, without a probed process."""

@@ -37,7 +37,12 @@ __all__ = ["RecordedHit", "read_recording"]
 
 
 class RecordedHit(NamedTuple):
-    """Recorded hit: its line, for messages; the field and the value that name its probepoint; and all other fields."""
+    """
+    Hit in a recording.
+
+    ``where`` is its file and line, for messages. ``place`` is the field that identifies its probepoint, with its value;
+    ``fields`` are the other fields.
+    """
 
     where: str
     place: tuple[str, int | str]
@@ -123,13 +128,13 @@ class ReplayEngine(engine_interface.Engine):
         self._path = scope.endpoint
 
     def plan(self, job: engine_interface.Job) -> engine_interface.Plan:
-        """Return the plan of a job; raise ``EngineError`` if the module is not on this machine."""
+        """Return the plan of a job; raise ``EngineError`` if the module was not found on this machine."""
         if job.resolved is None and not job.compiled.everywhere:
             raise EngineError(f"the replay engine needs the module '{job.program.name}' on this machine")
         return engine_interface.Plan(self, job)
 
     def attach(self, plan: engine_interface.Plan) -> ReplaySession:
-        """Read the recording, and return the session."""
+        """Read the recording, and return the session; raise ``EngineError`` for an invalid recording."""
         return ReplaySession(plan.job, self._path)
 
 
@@ -153,7 +158,7 @@ class ReplaySession(engine_interface.Attachment):
         self._extensions = load_extensions(called_extensions(self._program))
         self._states = [probe.state for probe in self.probes]
         self._removed: deque[int] = deque()
-        """The probepoints whose removal has not been reported yet."""
+        """Indices of the probepoints whose removal has not been reported yet."""
         self._counts = [Counts() for _ in self.probes]
         self._locals = [0] * self._program.vars
         self._of_cpus = [[0] * self._program.cvars]
@@ -168,7 +173,7 @@ class ReplaySession(engine_interface.Attachment):
         self._hits.clear()
 
     def _probes_at(self, hit: RecordedHit) -> list[int]:
-        """Return the numbers of a hit's probepoints; raise ``EngineError`` if there are none."""
+        """Return the indices of a hit's probepoints; raise ``EngineError`` if there are none."""
         key, wanted = hit.place
         at_return = hit.fields.get("return", False)
         found = []
@@ -288,7 +293,7 @@ class ReplaySession(engine_interface.Attachment):
         return tuple(store.contents() for store in self._tables)
 
     def change(self, changes: Sequence[engine_interface.Change]) -> None:
-        """Make changes; see ``make_changes``."""
+        """Make changes in their order (``make_changes``)."""
         make_changes(self, changes)
 
     def change_values(self, changes: Sequence[engine_interface.ValueChange]) -> None:
