@@ -12,6 +12,7 @@ documentation of users has.
 from __future__ import annotations
 
 import ast
+import functools
 import io
 import re
 import sys
@@ -63,23 +64,36 @@ def files() -> list[Path]:
 
 def docstrings(text: str) -> set[tuple[int, int]]:
     """Return the lines and columns at which docstrings begin, also those of constants."""
-    return {
-        (node.value.lineno, node.value.col_offset)
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-    }
+    found = set()
+    left: list[ast.AST] = [ast.parse(text)]
+    while left:
+        match left.pop():
+            case ast.Expr(value=ast.Constant(value=str()) as constant):
+                found.add((constant.lineno, constant.col_offset))
+            case ast.Expr() | ast.Assign() | ast.AnnAssign() | ast.Return() | ast.Assert():
+                pass  # no statement is in it
+            case node:
+                left += (
+                    child
+                    for child in ast.iter_child_nodes(node)
+                    if isinstance(child, ast.stmt | ast.excepthandler | ast.match_case)
+                )
+    return found
 
 
+@functools.cache
 def prose_and_names(text: str) -> tuple[list[tuple[int, str]], set[str]]:
-    """Return docstrings and comments with their lines, and all words of the rest."""
+    """Return docstrings and comments with their lines, and all words of the rest; the caller changes neither."""
     places = docstrings(text)
     prose: list[tuple[int, str]] = []
     names: set[str] = set()
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type == tokenize.COMMENT or (token.type == tokenize.STRING and token.start in places):
-            prose.append((token.start[0], token.string))
-        elif token.type in (tokenize.NAME, tokenize.STRING):
-            names.update(WORD.findall(token.string))
+    for kind, string, start, _, _ in tokenize.generate_tokens(io.StringIO(text).readline):
+        if kind == tokenize.COMMENT or (kind == tokenize.STRING and start in places):
+            prose.append((start[0], string))
+        elif kind == tokenize.NAME:
+            names.add(string)
+        elif kind == tokenize.STRING:
+            names.update(WORD.findall(string))
     return prose, names
 
 
