@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from integration.support import Builder, Runner
+from support.forked_starts import ForkedPopen, Server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,6 +25,18 @@ if TYPE_CHECKING:
 def _interruptible() -> None:
     """Take SIGINT as from a terminal: a shell lets its background jobs ignore it, and programs inherit that."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _forked_starts(_interruptible: None) -> Iterator[None]:
+    """Fork the ``dprobes`` that tests start from a process that has imported the package."""
+    if os.environ.get("DPROBES_TEST_START", "fork") == "exec":
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch, contextlib.closing(Server()) as server:
+        patch.setattr(ForkedPopen, "server", server)
+        patch.setattr(subprocess, "Popen", ForkedPopen)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,296 @@
+"""
+Starts of ``python -m dprobes`` that fork a process which has imported the package, instead of a new interpreter.
+
+Imports are most of the CPU time of a short run. Guests start ``dprobes`` in the same way. ``ForkedPopen`` takes the
+place of ``subprocess.Popen``; whatever it cannot do as an exec does, it leaves to an exec. The process that forks, the
+*server*, is this file as a program. It is the parent of what it forks, and reports how each ended through a pipe.
+
+/proc/PID/cmdline of a forked process is that of the server. ``DPROBES_TEST_START=exec`` starts interpreters always.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import os
+import pickle
+import pkgutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["ForkedPopen", "Server"]
+
+_PREFIX = (sys.executable, "-m", "dprobes")
+_LEFT_OUT = ("dprobes.__main__", "dprobes.cli.languageserver", "dprobes.manager.__main__")
+"""Modules that are imported later, if they are: programs, and what needs large packages of others."""
+
+_HEADER = struct.Struct("=I")
+_PID = struct.Struct("=i")
+_STATUS = struct.Struct("=i")
+
+_INTERPRETERS = ("PYTHON", "LC_", "LANG", "LD_", "MALLOC_", "GLIBC_")
+"""How variables begin that the interpreter or the dynamic linker reads at its start."""
+
+_REFUSED = {
+    "executable": None,
+    "preexec_fn": None,
+    "close_fds": True,
+    "pass_fds": (),
+    "shell": False,
+    "restore_signals": True,
+    "gid": None,
+    "gids": None,
+    "uid": None,
+    "umask": -1,
+    "process_group": -1,
+}
+"""Parameters of ``subprocess.Popen`` that an exec must serve if they have another value."""
+
+
+def _read(descriptor: int, size: int) -> bytes:
+    """Return this many bytes, or less at the end of the file."""
+    data = b""
+    while len(data) < size and (part := os.read(descriptor, size - len(data))):
+        data += part
+    return data
+
+
+def _inherited() -> tuple[object, ...]:
+    """Return what a new process inherits beside its environment, directory and descriptors."""
+    ignored = frozenset(number for number in signal.valid_signals() if signal.getsignal(number) is signal.SIG_IGN)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    return ignored, frozenset(mask), frozenset(os.sched_getaffinity(0)), os.getresuid(), os.getgroups(), os.getpgid(0)
+
+
+class Server:
+    """A running server; it ends with the process that has started it."""
+
+    def __init__(self) -> None:
+        self._line, theirs = socket.socketpair()
+        self._lock = threading.Lock()
+        self._inherited = _inherited()
+        self._environment = dict(os.environ)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, __file__, str(theirs.fileno())], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
+            )
+
+    def close(self) -> None:
+        self._line.close()
+        self._process.wait()
+
+    def can_start(self, args: object, environment: Mapping[str, str] | None, directory: str | None) -> bool:
+        """Return whether a process that the server forks has all that an interpreter which is executed would have."""
+        if not isinstance(args, (list, tuple)) or tuple(args[: len(_PREFIX)]) != _PREFIX:
+            return False
+        if not all(isinstance(word, str) or hasattr(word, "__fspath__") for word in args):
+            return False
+        environment = os.environ if environment is None else environment
+        return (
+            all(isinstance(text, str) for item in environment.items() for text in item)
+            and self._read_at_start(environment) == self._read_at_start(self._environment)
+            and _inherited() == self._inherited
+            and (directory is None or Path(directory).is_dir())
+        )
+
+    def start(
+        self,
+        words: Sequence[str],
+        environment: Mapping[str, str] | None,
+        directory: str | None,
+        descriptors: Sequence[int],
+        *,
+        has_session: bool,
+    ) -> tuple[int, int]:
+        """Return the new process's ID, and a descriptor from which its wait status can be read."""
+        ours, theirs = os.pipe2(os.O_CLOEXEC)
+        environment = dict(os.environ if environment is None else environment)
+        body = pickle.dumps((list(words), environment, directory or str(Path.cwd()), has_session))
+        try:
+            with self._lock:
+                socket.send_fds(self._line, [_HEADER.pack(len(body))], [*descriptors, theirs])
+                self._line.sendall(body)
+                (pid,) = _PID.unpack(_read(self._line.fileno(), _PID.size))
+        except BaseException:
+            os.close(ours)
+            raise
+        finally:
+            os.close(theirs)
+        return pid, ours
+
+    @staticmethod
+    def _read_at_start(environment: Mapping[str, str]) -> dict[str, str]:
+        return {name: value for name, value in environment.items() if name.startswith(_INTERPRETERS)}
+
+
+class ForkedPopen(subprocess.Popen[Any]):
+    """``subprocess.Popen`` with a server for what that can start; without ``server``, exactly the same."""
+
+    server: Server | None = None
+    _status_end: int | None = None
+
+    def _execute_child(self, *arguments: Any) -> None:
+        values = _PARAMETERS.bind(self, *arguments).arguments
+        environment = values["env"]
+        directory = None if values["cwd"] is None else os.fsdecode(values["cwd"])
+        server = ForkedPopen.server
+        if (
+            server is None
+            or any(values[name] != usual for name, usual in _REFUSED.items())
+            or not server.can_start(values["args"], environment, directory)
+        ):
+            super()._execute_child(*arguments)  # type: ignore[misc]
+            return
+        ends = values["p2cread"], values["c2pwrite"], values["errwrite"]
+        try:
+            self.pid, self._status_end = server.start(
+                [os.fspath(word) for word in values["args"][len(_PREFIX) :]],
+                environment,
+                directory,
+                [number if end == -1 else end for number, end in enumerate(ends)],
+                has_session=values["start_new_session"],
+            )
+            self._child_created = True
+        finally:
+            self._close_pipe_fds(*(values[name] for name in _PIPES))  # type: ignore[attr-defined]
+
+    def _wait_for(self, pid: int, flags: int) -> tuple[int, int]:
+        """Wait as ``os.waitpid`` does."""
+        if self._status_end is None:
+            return os.waitpid(pid, flags)
+        os.set_blocking(self._status_end, not flags & os.WNOHANG)
+        try:
+            data = _read(self._status_end, _STATUS.size)
+        except BlockingIOError:
+            return 0, 0
+        os.close(self._status_end)
+        (status,) = _STATUS.unpack(data)
+        return pid, status
+
+    def _internal_poll(self, *arguments: Any, **keywords: Any) -> int | None:
+        if self._status_end is not None:
+            keywords["_waitpid"] = self._wait_for
+        status: int | None = super()._internal_poll(*arguments, **keywords)  # type: ignore[misc]
+        return status
+
+    def _try_wait(self, flags: int) -> tuple[int, int]:
+        if self._status_end is not None:
+            return self._wait_for(self.pid, flags)
+        found: tuple[int, int] = super()._try_wait(flags)  # type: ignore[misc]
+        return found
+
+
+_PARAMETERS = inspect.signature(subprocess.Popen._execute_child)  # type: ignore[attr-defined]
+_PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+
+
+class _Forks:
+    """The server's side: what it has forked, and where it reports the ends."""
+
+    def __init__(self, line: socket.socket) -> None:
+        self._line = line
+        self._status_ends: dict[int, int] = {}
+        self._woken, self._wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def serve(self) -> list[str] | None:
+        """Return the words of the command line in each new process, and None when the line ends."""
+        import select
+
+        signal.set_wakeup_fd(self._wakes, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        while True:
+            readable, _, _ = select.select([self._line.fileno(), self._woken], [], [])
+            if self._woken in readable:
+                os.read(self._woken, 4096)
+                self._report()
+            if self._line.fileno() in readable:
+                header, descriptors, _, _ = socket.recv_fds(self._line, _HEADER.size, 4)
+                if not header:
+                    return None
+                (size,) = _HEADER.unpack(header)
+                words, environment, directory, has_session = pickle.loads(_read(self._line.fileno(), size))
+                *files, status_end = descriptors
+                if (pid := os.fork()) == 0:
+                    try:
+                        self._become(files, environment, directory, has_session=has_session)
+                    finally:
+                        self._line.sendall(_PID.pack(os.getpid()))  # as an exec: the process is complete from here on
+                        self._line.close()
+                    return list(words)
+                for each in files:
+                    os.close(each)
+                self._status_ends[pid] = status_end
+
+    def _report(self) -> None:
+        while self._status_ends:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            end = self._status_ends.pop(pid)
+            with contextlib.suppress(BrokenPipeError):  # nobody waits for it
+                os.write(end, _STATUS.pack(status))
+            os.close(end)
+
+    def _become(
+        self, files: Sequence[int], environment: Mapping[str, str], directory: str, *, has_session: bool
+    ) -> None:
+        """Make this process as if the interpreter had just been executed."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for number, file in enumerate(files):
+            os.dup2(file, number)  # all files are above 2
+        line = self._line.fileno()
+        os.closerange(3, line)
+        os.closerange(line + 1, os.sysconf("SC_OPEN_MAX"))
+        if has_session:
+            os.setsid()
+        os.environ.clear()
+        os.environ.update(environment)
+        os.chdir(directory)
+        sys.path[0] = directory
+        for number, name in enumerate(("stdin", "stdout", "stderr")):
+            own = getattr(sys, name)
+            file = open(number, own.mode, encoding=own.encoding, errors=own.errors, closefd=False)  # noqa: SIM115
+            if number:
+                is_unbuffered = "PYTHONUNBUFFERED" in environment
+                file.reconfigure(line_buffering=number == 2 or os.isatty(number), write_through=is_unbuffered)
+            setattr(sys, name, file)
+
+
+def _import_package() -> None:
+    """Import what a run may need."""
+    import dprobes
+
+    for module in pkgutil.walk_packages(dprobes.__path__, "dprobes."):
+        if not module.name.startswith(_LEFT_OUT):
+            importlib.import_module(module.name)
+
+
+def _main() -> None:
+    import gc
+
+    line = socket.socket(fileno=int(sys.argv[1]))
+    _import_package()
+    gc.collect()
+    gc.freeze()
+    words = _Forks(line).serve()
+    if words is not None:
+        import dprobes.__main__ as command
+
+        assert command.__file__ is not None
+        sys.argv[:] = [command.__file__, *words]
+        command.main()
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,99 @@
+"""``support.forked_starts``: a forked ``dprobes`` is like one that was executed, and is executed if it cannot be."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from support.forked_starts import ForkedPopen, Server
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+DPROBES = [sys.executable, "-m", "dprobes"]
+MISSING = [*DPROBES, "check", "missing.rpn"]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    started = Server()
+    yield started
+    started.close()
+
+
+@pytest.fixture
+def forked(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ForkedPopen, "server", server)
+
+
+def outcome(start: type[subprocess.Popen[Any]], words: list[str], **options: Any) -> tuple[int, str, str]:
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with start(words, text=True, **pipes, **options) as process:
+        output, errors = process.communicate('name = "x"\noffset = y\n', timeout=60)
+        return process.returncode, output, errors
+
+
+@pytest.mark.usefixtures("forked")
+@pytest.mark.parametrize(
+    "words", [["--version"], ["check", "--help"], ["check", "-"], ["check", "p.rpn"], ["nonsense"]]
+)
+def test_a_forked_command_does_what_an_executed_one_does(words: list[str], tmp_path: Path) -> None:
+    (tmp_path / "p.rpn").write_text('name = "a"\noffset = b\nminor = 1\nexit\n')
+    environment = {**os.environ, "COLUMNS": "60", "XDG_CACHE_HOME": str(tmp_path)}
+    found = outcome(ForkedPopen, [*DPROBES, *words], cwd=tmp_path, env=environment)
+    assert found == outcome(subprocess.Popen, [*DPROBES, *words], cwd=tmp_path, env=environment)
+
+
+@pytest.mark.usefixtures("forked")
+def test_a_forked_process_is_no_child_and_its_signal_is_its_status() -> None:
+    with ForkedPopen([*DPROBES, "check", "-"], stdin=subprocess.PIPE) as process:
+        assert process.poll() is None
+        with pytest.raises(ChildProcessError):
+            os.waitpid(process.pid, os.WNOHANG)
+        process.kill()
+        assert process.wait(60) == -signal.SIGKILL
+
+
+@pytest.mark.usefixtures("forked")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"preexec_fn": lambda: None},
+        {"umask": 0o77},
+        {"env": {**os.environ, "PYTHONPATH": "elsewhere"}},
+        {"env": {**os.environ, "LC_ALL": "C"}},
+    ],
+)
+def test_what_only_an_exec_can_do_is_an_exec(options: dict[str, Any]) -> None:
+    with ForkedPopen(MISSING, stderr=subprocess.DEVNULL, **options) as process:
+        assert os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT) is not None
+        assert process.wait(60) == 2
+
+
+@pytest.mark.usefixtures("forked")
+def test_other_signals_ignored_are_inherited_by_an_exec() -> None:
+    former = signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    try:
+        with ForkedPopen(MISSING, stderr=subprocess.DEVNULL) as process:
+            assert os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT) is not None
+    finally:
+        signal.signal(signal.SIGUSR2, former)
+
+
+@pytest.mark.usefixtures("forked")
+def test_a_missing_directory_is_an_error_of_the_caller(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        ForkedPopen(MISSING, cwd=tmp_path / "missing")
+
+
+@pytest.mark.usefixtures("forked")
+def test_a_forked_process_has_its_session_at_once() -> None:
+    words = [*DPROBES, "check", "-"]
+    with ForkedPopen(words, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True) as process:
+        assert os.getsid(process.pid) == process.pid
