@@ -36,6 +36,7 @@ test-kernels: .venv/dev.stamp .venv/tools.stamp ## run the tests that other kern
 guest-kernel: .venv/dev.stamp ## build the kernel of guests that lets functions be skipped, which some tests need
 	$(PYTHON) tools/build_guest_kernel.py
 
+torture: export DPROBES_TEST_START := exec
 torture: .venv/dev.stamp .venv/tools.stamp .venv/selftests.stamp ## run the long forms of the torture and differential tests
 	$(PYTHON) -m pytest -q --all-kernels -m torture
 	$(TESTS) --all-kernels -m "not torture" tests/kernel

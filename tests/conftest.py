@@ -157,7 +157,7 @@ SLOW = {
 }
 
 
-# Tests that hold a clock against the machine, or find the files of others that run beside them.
+# Tests that hold a clock against the machine, or find the files of others that run beside them: no guest may run, either.
 ALONE = {
     "ebpf/test_exact_counts.py",
     "ebpf/test_foreign_files.py",
@@ -209,6 +209,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path in slow:
             item.add_marker(pytest.mark.slow)
+        if item.path in alone:
+            item.add_marker(pytest.mark.quiet)
         if item.path in alone or (item.path in uprobing and "ebpf" in item.name):
             item.add_marker(pytest.mark.alone)
         if item.get_closest_marker("alone") is not None and tests / "integration" not in item.path.parents:
