@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from inprocess import ABILITIES, loop
@@ -70,7 +69,7 @@ def _lowered(text: str, kept: KeptEntry | None) -> list[Assembled]:
     image = encode(program, target)
     request = Request(
         items=Item(0),
-        abilities=replace(ABILITIES, calls=CallTable.of(1)),
+        abilities=ABILITIES._replace(calls=CallTable.of(1)),
         placement=Placement.RET_SITE,
         tables=Tables(states=64, cpus=64),
         vars=1,

@@ -11,7 +11,7 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.escapes import escaped, replaced
 
@@ -72,8 +72,7 @@ class SourceFile:
         return self._line_starts[line - 1] if line <= len(self._line_starts) else len(self.text)
 
 
-@dataclass(frozen=True, slots=True)
-class Expansion:
+class Expansion(NamedTuple):
     """
     The origin of text in the macro ``name``.
 
@@ -130,8 +129,7 @@ class Severity(Enum):
     NOTE = "note"
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
+class Note(NamedTuple):
     """A further fact of a diagnostic, with its place if there is one."""
 
     message: str

@@ -6,7 +6,6 @@ import contextlib
 import struct
 import subprocess
 import threading
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dprobes.engines.engine_interface import Begun, Job, Pause, RecordBatch, Scope, Stop
@@ -87,7 +86,7 @@ class Group:
         self.programs: list[Program] = []
 
     def enter(self, job: Job) -> Program:
-        session = attach(self._engine, replace(job, beside=tuple(each.session for each in self.programs)))
+        session = attach(self._engine, job._replace(beside=tuple(each.session for each in self.programs)))
         program = Program(session)
         self.programs.append(program)
         return program

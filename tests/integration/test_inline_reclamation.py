@@ -13,7 +13,6 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,7 +72,7 @@ def insert(group: Group, path: Path, text: str, pid: int, former: Program | None
     if former is None:
         program = group.enter(job)
     else:
-        program = group.enter(replace(job, replaces=former.session))
+        program = group.enter(job._replace(replaces=former.session))
         finish(group, former)
     program.await_active()
     return program

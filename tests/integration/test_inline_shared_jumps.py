@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -100,7 +99,7 @@ def test_each_handler_sees_the_registers_of_the_hit(path: Path, engine: type[Ptr
             group.insert(path, LOOKING.format(n, SETTING.format(register, 100 + n)), pid) for n in range(2)
         )
         job = job_of(compiled(f'name = "{path}"\n{LOOKING.format(2, "")}'), Scope(pid=pid))
-        third = group.enter(replace(job, replaces=first.session))
+        third = group.enter(job._replace(replaces=first.session))
         finish(group, first)
         third.await_active()
         last = group.insert(path, LOOKING.format(3, ""), pid)
@@ -288,7 +287,7 @@ def churn(path: str, pid: int) -> None:
             program = group.insert(Path(path), TRIED, pid)
             print("inserted", flush=True)
             job = job_of(compiled(f'name = "{path}"\n{TRIED}'), Scope(pid=pid))
-            replacing = group.enter(replace(job, replaces=program.session))
+            replacing = group.enter(job._replace(replaces=program.session))
             finish(group, program)
             replacing.await_active()
             finish(group, replacing)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import signal
 import subprocess
@@ -114,7 +113,7 @@ def test_one_thread_may_hold_both(path: Path) -> None:
     with on_demand(path) as target:
         scope = Scope(pid=target.process.pid)
         with attached(engine, job_for(path, BOTH, scope)) as one:
-            with attached(engine, dataclasses.replace(job_for(path, BOTH, scope), beside=(one,))) as two:
+            with attached(engine, job_for(path, BOTH, scope)._replace(beside=(one,))) as two:
                 target.say("call 3")
                 two.change([Stop()])
                 assert list(two.poll())[-1] == Finished(two.counts())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import random
 import subprocess
@@ -272,7 +271,7 @@ def test_a_program_that_nobody_follows_holds_up_nobody(path: Path, monkeypatch: 
             ignored = engine.session(job)
         ignored.begin()
         stack.callback(ignored.close)
-        with attached(engine, dataclasses.replace(job, beside=(ignored,))) as session:
+        with attached(engine, job._replace(beside=(ignored,))) as session:
             followed = Program(session)
             followed.await_active()
             target.say("call 3000")

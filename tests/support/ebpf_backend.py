@@ -137,7 +137,7 @@ class EbpfRunner:
         shared = self.shared_tables(image)
         self._request = replace(
             request,
-            abilities=replace(self.abilities(loops, sleepable=sleepable), small_states=request.abilities.small_states),
+            abilities=self.abilities(loops, sleepable=sleepable)._replace(small_states=request.abilities.small_states),
             tables=Tables(states=1, cpus=8, probes=_PROBES),
             vars=lv,
             gvars=gv,

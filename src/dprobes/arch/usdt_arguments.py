@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.arch.processor import RegisterClass
 
@@ -29,8 +29,7 @@ _TEXT_MAX = 256
 """Maximum number of characters of an argument; compilers write a few dozen."""
 
 
-@dataclass(frozen=True, slots=True)
-class RegisterPart:
+class RegisterPart(NamedTuple):
     """A part of a register: ``bits`` of it from bit ``shift`` on; ``name`` is that of the processor's table."""
 
     name: str
@@ -53,8 +52,7 @@ class MemoryPlace:
     symbol: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Argument:
+class Argument(NamedTuple):
     """
     An argument: ``size`` bytes that are ``signed`` or not, with the note's ``text``.
 

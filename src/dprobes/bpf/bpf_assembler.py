@@ -20,7 +20,7 @@ Unreachable code is left out, because the kernel refuses it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from dprobes.bpf.bpf_instructions import (
     CALL,
@@ -62,8 +62,7 @@ class MapReference:
     is_value: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Assembled:
+class Assembled(NamedTuple):
     """
     Assembled code.
 

@@ -8,8 +8,8 @@ are in the machine's byte order. Maps are named by their contents; the loader re
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from enum import Enum, IntEnum
+from typing import NamedTuple
 
 from dprobes.rpn.keyed_tables import TABLES_MAX
 
@@ -530,8 +530,7 @@ def call_key(probe: int, frame: int) -> int:
     return (frame | probe << PROBE_SHIFT) & _MASK
 
 
-@dataclass(frozen=True, slots=True)
-class CallTable:
+class CallTable(NamedTuple):
     """
     The table of pending calls: ``slot`` is the size of a slot in bytes.
 

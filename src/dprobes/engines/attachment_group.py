@@ -85,7 +85,7 @@ class _Numbers:
                 for probe in attachment.probes[len(own) :]:
                     own.append(len(self.probes))
                     self._owners.append((member, len(own) - 1))
-                    self.probes.append(replace(probe, number=self.definition(member, probe.number)))
+                    self.probes.append(probe._replace(number=self.definition(member, probe.number)))
 
     def number(self, member: int, probe: int) -> int:
         """Return the number, among those of all programs, of probepoint number ``probe`` of attachment ``member``."""
@@ -179,8 +179,7 @@ class AttachmentGroup:
                 self._globals = stack.enter_context(GlobalVariables(count))
             stack.callback(self._leave)
             for number, plan in enumerate(self._plans):
-                job = replace(
-                    plan.job,
+                job = plan.job._replace(
                     scope=scope,
                     globals=self._globals,
                     beside=(*plan.job.beside, *self._members),
@@ -305,7 +304,7 @@ class AttachmentGroup:
             case RecordBatch():
                 self._order.take(self._numbered(member, event))
             case StateEvent(probes):
-                yield replace(event, probes=tuple(self._numbers.number(member, probe) for probe in probes))
+                yield event._replace(probes=tuple(self._numbers.number(member, probe) for probe in probes))
             case Finished():
                 finished[member] = event
             case Begun():
@@ -365,7 +364,7 @@ class AttachmentGroup:
     def left_out(self) -> Sequence[LeftOutProbe]:
         """The places that match a pattern and have no probepoint."""
         return [
-            replace(each, number=self._numbers.definition(member, each.number))
+            each._replace(number=self._numbers.definition(member, each.number))
             for member, attachment in enumerate(self._members)
             for each in attachment.left_out
         ]

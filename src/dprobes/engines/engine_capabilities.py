@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.arch import RegisterClass
 from dprobes.errors import EngineError
@@ -57,8 +56,7 @@ class Capability(Enum):
     INTERPRETED_EXTENSION = "extensions that have no form for eBPF"
 
 
-@dataclass(frozen=True, slots=True)
-class Requirement:
+class Requirement(NamedTuple):
     """
     Need of a probe program for a capability of the engine.
 

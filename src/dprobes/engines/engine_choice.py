@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.diagnostics import Severity
 from dprobes.engines.engine_capabilities import Capability, requirements
@@ -35,8 +34,7 @@ __all__ = ["Choice", "Selection", "choose", "note_unsupported", "refuse_unsuppor
 # Engines are named only by their rows in the registry.
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(NamedTuple):
     """Name of an engine, and the reason for its choice."""
 
     engine: str

@@ -91,8 +91,7 @@ class Use(NamedTuple):
     gain: int
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(NamedTuple):
     """
     Result of one check by ``doctor``.
 
@@ -144,8 +143,7 @@ class RecordBatch(NamedTuple):
     records: Sequence[tuple[int, bytes]]
 
 
-@dataclass(frozen=True, slots=True)
-class StateEvent:
+class StateEvent(NamedTuple):
     """
     State of probepoints in one process, with an optional ``detail``.
 
@@ -158,8 +156,7 @@ class StateEvent:
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Notice:
+class Notice(NamedTuple):
     """
     Message to the user that is not about the state of a probepoint; it is a warning if ``is_warning``.
 
@@ -198,8 +195,7 @@ class Begun:
     """Event, once in a run, that all probepoints in processes in scope at the beginning are placed or have failed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(NamedTuple):
     """
     End of a run.
 
@@ -215,8 +211,7 @@ class Finished:
 Event = RecordBatch | StateEvent | Notice | Pause | Begun | Finished
 
 
-@dataclass(frozen=True, slots=True)
-class HandedOver:
+class HandedOver(NamedTuple):
     """
     Event that a process is no longer probed and stops (SIGSTOP), for a debugger to attach.
 
@@ -316,8 +311,7 @@ class Scope:
         return bool(self.command) or self.program is not None
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(NamedTuple):
     """
     Compiled probe program to be run, and the processes in scope.
 
@@ -548,8 +542,7 @@ class Attachment(Protocol):
         return ()
 
 
-@dataclass(frozen=True, slots=True)
-class PlaceNote:
+class PlaceNote(NamedTuple):
     """
     Description, for users who choose an instruction, of how an engine probes it.
 

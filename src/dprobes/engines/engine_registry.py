@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dprobes.engines.engine_capabilities import Capability
 from dprobes.engines.engine_interface import ScopeKind
@@ -46,8 +46,7 @@ AUTO = "auto"
 """Value of ``--engine`` for the automatic choice of an engine (``engine_choice``)."""
 
 
-@dataclass(frozen=True, slots=True)
-class KernelSupport:
+class KernelSupport(NamedTuple):
     """
     Support of this kernel for an engine, with the privileges of this user.
 
@@ -84,8 +83,7 @@ class Candidacy:
     offer: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Speedup:
+class Speedup(NamedTuple):
     """
     Properties of an engine that can replace ``engine`` for every program, and serves some programs faster.
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.engines.engine_interface import Notice, ScopeKind
 from dprobes.errors import EngineError
@@ -106,8 +106,7 @@ _TRIES = 4
 _THINNEST = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(NamedTuple):
     """
     Load of probepoint ``number`` between two measurements.
 

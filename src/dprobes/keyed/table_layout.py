@@ -36,7 +36,6 @@ from __future__ import annotations
 import itertools
 import struct
 import sys
-from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple, assert_never
@@ -81,8 +80,7 @@ class TableRow(NamedTuple):
     cells: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class TableContents:
+class TableContents(NamedTuple):
     """
     A table with its rows, which are not sorted.
 

@@ -131,8 +131,7 @@ class Inserter:
         programs = tuple(select_all(whole, arguments.groups, arguments.types))
         if not arguments.verify_opcodes:
             programs = tuple(map(without_opcodes, programs))
-        request = replace(
-            given.request,
+        request = given.request._replace(
             options=replace(
                 given.request.options,
                 own={"ring_size": ring_size(len(beside)), **given.request.options.own},

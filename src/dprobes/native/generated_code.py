@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -75,8 +74,7 @@ class CodeSwitch(NamedTuple):
     parts: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class NativeCode:
+class NativeCode(NamedTuple):
     """Machine code to be executed at ``address``; it may depend on its position."""
 
     address: int
@@ -90,8 +88,7 @@ class NativeCode:
         return self.address + len(self.code)
 
 
-@dataclass(frozen=True, slots=True)
-class Surroundings:
+class Surroundings(NamedTuple):
     """
     The environment of a handler's code.
 
@@ -118,8 +115,7 @@ class Part(NamedTuple):
     around: Surroundings
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessFacts:
+class ProcessFacts(NamedTuple):
     """
     Properties of a process that routines need, and the addresses of its pages (``native.process_page``).
 
@@ -138,8 +134,7 @@ class ProcessFacts:
     first_stack: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Runtime:
+class Runtime(NamedTuple):
     """
     Code of the routines that handlers of a process call.
 

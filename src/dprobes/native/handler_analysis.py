@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.bpf.bpf_assembler import Assembled, MapReference
 from dprobes.bpf.bpf_instructions import (
@@ -353,8 +352,7 @@ CONTEXT_WORDS = range(0, 168, 8)
 _MOVE = Class.ALU64 | Alu.MOV | X
 
 
-@dataclass(frozen=True, slots=True)
-class Footprint:
+class Footprint(NamedTuple):
     """
     The numbers of the eBPF registers that code uses, and the offsets of the context's words that it reads and writes.
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.errors import FormatError
 from dprobes.record.log_record import PROCESS_NAME_MAX, ByteOrder, Item, decode_record, flag_word, header_struct
@@ -50,8 +50,7 @@ _HEADER_MIN, _HEADER_MAX = 4, 128
 _KNOWN = sum(Item)
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(NamedTuple):
     """An encoded record."""
 
     record: bytes

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.arch import ARCHITECTURE_NAMES, Architecture, architecture, go_architecture, host_architecture
 from dprobes.diagnostics import Severity
@@ -128,8 +127,7 @@ def resolve_everywhere(program: Program, arch: Architecture, diagnostics: Diagno
             return ()
 
 
-@dataclass(frozen=True)
-class ResolvedProgram:
+class ResolvedProgram(NamedTuple):
     """
     A checked program, and its probepoints if its module was found.
 

@@ -6,10 +6,9 @@ The space of a program selects the functions that find its probepoints: ``local_
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from dprobes.errors import TargetError
 from dprobes.rpn.operands import like_statement
@@ -96,8 +95,7 @@ class SymbolSpace(Protocol):
         """Return the link address of a symbol; raise ``TargetError`` if there is none."""
 
 
-@dataclass(frozen=True, slots=True)
-class EveryProcess:
+class EveryProcess(NamedTuple):
     """The processes of one architecture: a space without symbols, for programs that watch addresses."""
 
     architecture: Architecture

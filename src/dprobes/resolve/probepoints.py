@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.errors import TargetError
 from dprobes.record.record_origin import Place
@@ -73,8 +73,7 @@ TAKEN = "it is the place of another probe definition"
 """Reason why a match of a pattern has no separate probepoint."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProbedCode:
+class ProbedCode(NamedTuple):
     """
     The code of a breakpoint or of a return.
 
@@ -89,8 +88,7 @@ class ProbedCode:
     usdt: UsdtSite | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class WatchedMemory:
+class WatchedMemory(NamedTuple):
     """
     The memory of a watchpoint.
 
@@ -103,15 +101,13 @@ class WatchedMemory:
     access: Access
 
 
-@dataclass(frozen=True, slots=True)
-class SampleClock:
+class SampleClock(NamedTuple):
     """The clock of a sampler; ``frequency`` is in samples a second on each CPU."""
 
     frequency: int
 
 
-@dataclass(frozen=True, slots=True)
-class Probepoint:
+class Probepoint(NamedTuple):
     """
     A place where the handler of a probe definition runs.
 
@@ -233,8 +229,7 @@ def opcode_state(definition: ProbeDefinition, found: DecodedInstruction, diagnos
     return ProbeState.MISMATCH
 
 
-@dataclass(frozen=True, slots=True)
-class LeftOutProbe:
+class LeftOutProbe(NamedTuple):
     """A match of a definition's pattern without a probepoint, and the reason."""
 
     number: int
@@ -243,8 +238,7 @@ class LeftOutProbe:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class ResolvedModule:
+class ResolvedModule(NamedTuple):
     """
     A module with the program's code for its processor and the probepoints in it.
 

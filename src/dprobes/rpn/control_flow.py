@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.rpn.instruction_set import PROCESS_NAME_SIZE, Flow, Group, OperandKind
 
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["UNKNOWN", "StackEffect", "depths", "procedure_gains", "stack_effect", "successors", "unreachable"]
 
 
-@dataclass(frozen=True, slots=True)
-class StackEffect:
+class StackEffect(NamedTuple):
     """
     Numbers of cells that an instruction pops and pushes.
 

@@ -14,8 +14,7 @@ ends therefore need no rule for this case. Stack traces and INVALID_OPCODE repor
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from dprobes.rpn import instruction_set
 from dprobes.rpn.instruction_set import Flow, OperandKind, Row, rows_by_opcode, text_problem
@@ -33,8 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["CodeImage", "EncodedInstruction", "Relocation", "closed", "decode_all", "decode_one", "encode"]
 
 
-@dataclass(frozen=True, slots=True)
-class Relocation:
+class Relocation(NamedTuple):
     """A word at byte ``offset`` of the image that is replaced by the run-time address of ``symbol`` plus ``addend``."""
 
     offset: int
@@ -42,8 +40,7 @@ class Relocation:
     addend: int
 
 
-@dataclass(frozen=True)
-class CodeImage:
+class CodeImage(NamedTuple):
     """
     The encoded code of a program.
 
@@ -193,8 +190,7 @@ class _Encoder:
 _RELATIVE = (OperandKind.LABEL, OperandKind.PROCEDURE)
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedInstruction:
+class EncodedInstruction(NamedTuple):
     """
     A decoded instruction.
 

@@ -16,9 +16,9 @@ instruction's own operand, ``value*cells`` by the cells of the register, ``x*?``
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from enum import Enum, IntEnum
 from functools import cache
+from typing import NamedTuple
 
 from dprobes.rpn.word_arithmetic import limits
 
@@ -286,8 +286,7 @@ class Group(Enum):
     HEAP = "Heap"
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """
     A row of the table: an instruction and the exceptions it can raise.
 
@@ -334,8 +333,7 @@ class Row:
         return 1 + (kind.width or word_size)
 
 
-@dataclass(frozen=True, slots=True)
-class Alias:
+class Alias(NamedTuple):
     """
     An old spelling of an instruction.
 

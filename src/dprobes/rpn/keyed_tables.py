@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Self, assert_never
+from typing import TYPE_CHECKING, NamedTuple, Self, assert_never
 
 from dprobes.errors import EngineError
 from dprobes.globs import compile_glob
@@ -259,8 +259,7 @@ class Key:
         return f"{self.kind.value}[{self.size}]" if sizes is not None and self.size != sizes[0] else self.kind.value
 
 
-@dataclass(frozen=True, slots=True)
-class Range:
+class Range(NamedTuple):
     """The range of a linear histogram: buckets of ``step`` from ``low`` up to, but not including, ``high``."""
 
     low: int

@@ -10,7 +10,7 @@ import contextlib
 import itertools
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.arch import architecture, host_architecture
 from dprobes.diagnostics import did_you_mean, nearest
@@ -71,8 +71,7 @@ class StatementError(Exception):
         self.hint = hint
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(NamedTuple):
     """
     The instruction and the operand of a statement.
 

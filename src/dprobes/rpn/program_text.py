@@ -8,10 +8,9 @@ The parser, the printer and the language reference read this table. Sources: man
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from enum import Enum
 from functools import cache
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, NamedTuple, assert_never
 
 from dprobes.globs import is_pattern
 from dprobes.rpn.instruction_set import DEFAULT_EXCEPTION_MASK, EX_LOGMAX, HEAPMAX, JMPMAX, LOGMAX, OURS
@@ -70,8 +69,7 @@ class ValueKind(Enum):
     TABLE = "NAME, KIND, KEY, ... [, room = N] [, unit = UNIT]"
 
 
-@dataclass(frozen=True, slots=True)
-class Keyword:
+class Keyword(NamedTuple):
     """
     A statement of headers.
 

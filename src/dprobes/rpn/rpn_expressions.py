@@ -12,9 +12,8 @@ A symbol may only be an operand of addition and subtraction: its address is not 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.rpn.rpn_program import Expression
 from dprobes.rpn.word_arithmetic import BINARY, MAX_VALUE, divided
@@ -51,8 +50,7 @@ class TokenKind(Enum):
     PUNCTUATION = "punctuation"
 
 
-@dataclass(frozen=True, slots=True)
-class WordToken:
+class WordToken(NamedTuple):
     """A token: its text as written and its place in the preprocessed text."""
 
     kind: TokenKind

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.diagnostics import Diagnostics, did_you_mean
 from dprobes.globs import is_pattern
@@ -408,8 +408,7 @@ def without_opcodes(program: Program) -> Program:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
+class Point(NamedTuple):
     """
     Properties of a probepoint that an RPN machine needs.
 

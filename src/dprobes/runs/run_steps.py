@@ -11,8 +11,8 @@ connects to a stub before anything is announced or written.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.engine_choice import Selection, scope_problem
@@ -62,8 +62,7 @@ class Present(Protocol):
     attachment: Attachment
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """
     Options of a run, except the program.
 
@@ -82,8 +81,7 @@ class Request:
     globals: GlobalVariables | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Vantage:
+class Vantage(NamedTuple):
     """
     Valid request, with the process whose file system and mappings determine the files of modules.
 
@@ -96,8 +94,7 @@ class Vantage:
     command: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ProgramInput:
+class ProgramInput(NamedTuple):
     """
     Program as it was read, or several that were compiled from one source (``is_group``), with their ``symbols``.
 
@@ -116,16 +113,14 @@ class ProgramInput:
     is_group: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Member:
+class _Member(NamedTuple):
     """Resolved program, and the selection of its engine."""
 
     compiled: ResolvedProgram
     selection: Selection
 
 
-@dataclass(frozen=True, slots=True)
-class Resolution:
+class Resolution(NamedTuple):
     """Programs that are checked and resolved; ``diagnostics`` are those of all programs."""
 
     vantage: Vantage
@@ -139,8 +134,7 @@ class Resolution:
         return tuple(each.compiled for each in self.members)
 
 
-@dataclass(frozen=True, slots=True)
-class RunPlan:
+class RunPlan(NamedTuple):
     """
     Plan for the attachment of all programs, by the same engine.
 
@@ -225,7 +219,7 @@ def look_around(request: Request) -> Vantage:
         tracers=frozenset(each.tracer for each in present if each.tracer is not None),
     )
     tid, command = _point_of_view(scope, allow_self=request.allow_self)
-    return Vantage(replace(request, engine=engine, scope=scope, options=options, beside=present), tid, command)
+    return Vantage(request._replace(engine=engine, scope=scope, options=options, beside=present), tid, command)
 
 
 def _members_of(attachment: Attachment) -> Sequence[Attachment]:
@@ -369,7 +363,7 @@ def plan(resolution: Resolution) -> RunPlan:
         raise EngineError(f"the {name} engine probes one module at a time", hint="write one program for each module")
     if given.is_group:
         program = joined_program([each.program for each in resolution.compiled])
-        compiled = replace(compiled, program=program, diagnostics=resolution.diagnostics)
+        compiled = compiled._replace(program=program, diagnostics=resolution.diagnostics)
     source = replace(given.source, kernel=members[0].kernel)
     return RunPlan(members, reason, compiled, source, given.is_group)
 
@@ -406,7 +400,7 @@ def _planned_by_one(
     able = [each for row in reversed(candidates()) for each in (faster_row(row.name), row) if each is not None]
     for name in [row.name for row in able if row.name in reasons]:
         try:
-            found = resolve(resolution.given, replace(vantage, request=replace(vantage.request, engine=name)))
+            found = resolve(resolution.given, vantage._replace(request=vantage.request._replace(engine=name)))
             return found, _plans(found), reasons[name]
         except DprobesError as error:
             problem = error

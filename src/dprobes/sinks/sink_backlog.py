@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dprobes.record.boot_clock import wall_offset
@@ -83,7 +83,7 @@ class RecordQueue:
             if taken == count and lost == batch.lost:
                 added = batch
             else:
-                added = replace(batch, records=batch.records[:taken], places=batch.places[:taken], lost=lost)
+                added = batch._replace(records=batch.records[:taken], places=batch.places[:taken], lost=lost)
             self._messages.append(added)
             self.waiting += taken
             self._bytes += bytes_of(added.records)
@@ -140,7 +140,7 @@ class RecordQueue:
             return message
         if len(message.records) > count:
             self._messages[0] = message.after(count)
-            message = replace(message, records=message.records[:count], places=message.places[:count])
+            message = message._replace(records=message.records[:count], places=message.places[:count])
             self._messages.appendleft(message)
         elif len(message.records) < count and len(self._messages) > 1:
             message = self._joined(message, count)
@@ -157,7 +157,7 @@ class RecordQueue:
             places += other.places[:room]
             if len(other.records) > room:
                 self._messages.appendleft(other.after(room))
-        joined = replace(first, records=records, places=places)
+        joined = first._replace(records=records, places=places)
         self._messages.appendleft(joined)
         return joined
 
@@ -190,7 +190,7 @@ class RecordQueue:
         lost = message.lost if left and left[0] == 0 else 0
         self._bytes -= bytes_of(message.records) - sum(map(len, records))
         self.waiting -= len(message.records) - len(records)
-        self._messages[0] = replace(message, records=records, places=places, lost=lost)
+        self._messages[0] = message._replace(records=records, places=places, lost=lost)
         if not records:
             self._messages.popleft()
         return True
@@ -209,7 +209,7 @@ class RecordQueue:
         for at, message in enumerate(self._messages):
             match message:
                 case Batch() if message.source.number == source.number:
-                    self._messages[at] = replace(message, lost=message.lost + count)
+                    self._messages[at] = message._replace(lost=message.lost + count)
                     return
                 case Destroyed(other) if other.number == source.number:
                     self._messages.insert(at, Batch(source, (), (), wall_offset(), count))

@@ -9,8 +9,7 @@ such a function as an entry point of the group ``dprobes.sinks``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
 from dprobes.record.record_table import RecordTable, TableBytes, TablePlaces
 
@@ -28,8 +27,7 @@ def bytes_of(records: Sequence[bytes]) -> int:
     return records.size if isinstance(records, TableBytes) else sum(map(len, records))
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(NamedTuple):
     """
     Encoded records of one source, each with its place.
 
@@ -63,8 +61,7 @@ class Batch:
         return Batch(self.source, self.records[count:], self.places[count:], self.wall_offset, lost)
 
 
-@dataclass(frozen=True, slots=True)
-class SinkOptions:
+class SinkOptions(NamedTuple):
     """
     Options for the output of records.
 

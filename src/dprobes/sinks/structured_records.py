@@ -9,7 +9,7 @@ names of addresses that a template prints by name follow (``formatters.address_f
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from dprobes.errors import FormatError
@@ -134,7 +134,7 @@ class DescribedRecords:
 
     def of_batch(self, batch: Batch) -> Iterator[tuple[str, Place, bytes, KnownRecord | None]]:
         """Yield text, place, bytes and decoded form of each record; the latter is None if the record is invalid."""
-        strings = self._strings.strings(replace(batch, lost=0) if batch.lost else batch)
+        strings = self._strings.strings(batch._replace(lost=0) if batch.lost else batch)
         for text, data, place in zip(strings, batch.records, batch.places, strict=True):
             try:
                 known = self._fields.read(batch.source, data, place)

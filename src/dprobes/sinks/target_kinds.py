@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import importlib
 import os
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from dprobes.errors import SinkError
 
@@ -39,8 +38,7 @@ _METHODS = ("create_event", "log_events", "destroy_event", "flush", "close")
 """The required methods of a sink."""
 
 
-@dataclass(frozen=True, slots=True)
-class SinkKind:
+class SinkKind(NamedTuple):
     """
     A kind of log target.
 
@@ -97,8 +95,7 @@ ALIASES = {
 """The original's names, matched case-insensitively, with their equivalents."""
 
 
-@dataclass(frozen=True, slots=True)
-class LogTargetName:
+class LogTargetName(NamedTuple):
     """A parsed name of a log target; ``text`` is its canonical form."""
 
     kind: SinkKind

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import select
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from dprobes.errors import FormatError, SinkError, reason_of
 from dprobes.escapes import escaped, json_text
@@ -26,8 +25,7 @@ __all__ = ["BatchFormatter", "TextSink", "byte_sink", "refuse_binary", "write_pa
 # Writing of records to a descriptor that may block: a line, a pipe, a file.
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
+class Written(NamedTuple):
     """The number of parts written completely, the bytes written of the next one, and the problem, if any."""
 
     parts: int

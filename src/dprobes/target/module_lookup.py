@@ -10,9 +10,8 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.diagnostics import near_names
 from dprobes.errors import TargetError
@@ -449,8 +448,7 @@ _ARCHITECTURES = {0x0000: "i386", 0x0300: "x86_64", 0x0400: "s390x", 0x0500: "pp
 _HOSTS = {"i486": "i386", "i586": "i386", "i686": "i386", "ppc64le": "ppc64", "arm64": "aarch64"}
 
 
-@dataclass(frozen=True, slots=True)
-class CachedLibrary:
+class CachedLibrary(NamedTuple):
     """The file ``path`` that programs for ``architecture`` load for the library ``name``."""
 
     name: str

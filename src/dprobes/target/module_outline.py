@@ -7,8 +7,7 @@ So a malicious file cannot take the time and memory of the process that uses the
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from dprobes.errors import TargetError
 from dprobes.target.elf.elf_file import Dynamic, ElfFile
@@ -152,8 +151,7 @@ def _relocated(elf: ElfFile, place: int) -> int:
     return 0
 
 
-@dataclass(frozen=True, slots=True)
-class Outline:
+class Outline(NamedTuple):
     """
     The description of a file of ``size`` bytes.
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from dprobes.diagnostics import first_of, near_names
 from dprobes.errors import TargetError
@@ -109,8 +108,7 @@ _FEW = 16
 """Number of addresses that are looked up as starts of functions before an index of all functions is made."""
 
 
-@dataclass(frozen=True, slots=True)
-class Symbol:
+class Symbol(NamedTuple):
     """
     The name of a link address and ``size`` bytes from there on (0: unknown).
 
@@ -228,7 +226,7 @@ class SymbolTable:
         if not colon or not file or file.endswith(":"):
             return []
         return [
-            replace(symbol, name=name) for known, symbol in self.in_files(plain) if f"/{known}".endswith(f"/{file}")
+            symbol._replace(name=name) for known, symbol in self.in_files(plain) if f"/{known}".endswith(f"/{file}")
         ]
 
     def in_files(self, name: str) -> list[tuple[str, Symbol]]:

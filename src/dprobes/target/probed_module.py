@@ -11,9 +11,8 @@ import os
 import re
 import sys
 from bisect import bisect_left, bisect_right
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from dprobes.diagnostics import either, first_of
 from dprobes.errors import TargetError
@@ -110,8 +109,7 @@ _CHOOSING = re.compile(r"_chk|_ifunc$|_resolver$")
 """Names of library functions that select an implementation (IFUNC), or check arguments before they call a function."""
 
 
-@dataclass(frozen=True, slots=True)
-class Extent:
+class Extent(NamedTuple):
     """The file offsets of the start and the end of one instruction; ``is_invalid`` is true for other bytes."""
 
     offset: int
@@ -405,8 +403,7 @@ class SymbolProvider(Protocol):
         """The known builds of the kernel, or of a module of it."""
 
 
-@dataclass(frozen=True, slots=True)
-class FileSymbols:
+class FileSymbols(NamedTuple):
     """
     The symbols of the file itself and its debug file, and before them those of the file ``extra`` (``--sym``).
 

@@ -18,10 +18,9 @@ notes: the difference must be added to the addresses. The semaphore is in its ow
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.arch import ARCHITECTURE_NAMES, architecture
 from dprobes.arch.usdt_arguments import parse_arguments
@@ -52,8 +51,7 @@ _NAME_MAX = 256
 _NEAR = 3
 
 
-@dataclass(frozen=True, slots=True)
-class UsdtSite:
+class UsdtSite(NamedTuple):
     """
     A place of a USDT probe.
 

@@ -8,7 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
@@ -325,7 +325,7 @@ def test_memory_that_goes_while_it_is_looked_at_is_no_conflict(module: Module, m
     monkeypatch.setattr(_Memory, "_page", lambda *_: b"")
     monkeypatch.setattr("dprobes.engines.ebpf.attach.code_mappers.find_mappers", lambda *_: mappers)
     with running(module) as other:
-        stale = replace(mappers[0], pid=other.pid, thread=other.pid)
+        stale = mappers[0]._replace(pid=other.pid, thread=other.pid)
         mappers = [stale]
         assert conflicts(module) == ()
 

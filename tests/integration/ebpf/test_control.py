@@ -7,7 +7,6 @@ import itertools
 import resource
 import shutil
 import threading
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -82,7 +81,7 @@ def test_tables_are_read_with_what_has_the_addresses_in_them(path: Path) -> None
     """Else an address would be that of the program which the process executed before."""
     images = ProcessImages()
     source = "table = where, count, address\noffset = both\npush r, rip\ntally where\nexit\n"
-    with attached(EbpfEngine(), replace(job_for(path, source), images=images)) as session, on_demand(path) as target:
+    with attached(EbpfEngine(), job_for(path, source)._replace(images=images)) as session, on_demand(path) as target:
         # Nobody iterates over the events.
         target.say("call 1")
         (table,) = session.tables()
@@ -99,7 +98,7 @@ def test_no_other_process_names_the_addresses_in_tables(build: Builder, tmp_path
     images = ProcessImages()
     source = "table = where, count, address\noffset = both\npush r, rip\ntally where\nexit\n"
     with on_demand(path) as target:
-        job = replace(job_for(path, source, Scope(pid=target.process.pid)), images=images)
+        job = job_for(path, source, Scope(pid=target.process.pid))._replace(images=images)
         with attached(EbpfEngine(), job) as session, on_demand(other) as outsider:
             target.say("call 1")
             (table,) = session.tables()

@@ -12,7 +12,6 @@ import struct
 import subprocess
 import threading
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -149,7 +148,7 @@ def test_large_batches_go_in_several_requests(collector: Collector) -> None:
     )  # fmt: skip
     assert {n - 5000 for n in collector.numbers() if n >= 5000} == set(range(40)) - set(left)
     collector.judge = lambda numbers: 200
-    sink.log_events(replace(large, records=[large.records[n] for n in left], places=[PLACE] * len(left)))
+    sink.log_events(large._replace(records=[large.records[n] for n in left], places=[PLACE] * len(left)))
     sink.close()
     assert collector.numbers() == list(range(5040))
 

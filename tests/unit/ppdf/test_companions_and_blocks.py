@@ -285,7 +285,7 @@ def test_what_is_nested_too_deep_is_not_written() -> None:
     body = sample.blocks.blocks[0].body
     for _ in range(DEPTH_MAX):
         body = typed_program.Steps((body,))
-    block = replace(sample.blocks.blocks[0], body=body)
+    block = sample.blocks.blocks[0]._replace(body=body)
     with pytest.raises(FormatError) as caught:
         encode(replace(sample, blocks=replace(sample.blocks, blocks=(block,))))
     said = f"the blocks of the tool have statements and values nested deeper than {DEPTH_MAX}"

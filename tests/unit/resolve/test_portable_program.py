@@ -114,9 +114,7 @@ def test_the_stripped_copy_gets_the_same_probepoints(library: Path, stripped: Pa
     with pytest.raises(TargetError):
         Module.load(stripped).address_of("work_inner")
     there, here = carried(ppdf, stripped), resolve(ppdf.program, Module.load(library), Diagnostics())
-    assert [dataclasses.replace(p, path="") for p in there.in_code] == [
-        dataclasses.replace(p, path="") for p in here.in_code
-    ]
+    assert [p._replace(path="") for p in there.in_code] == [p._replace(path="") for p in here.in_code]
     assert {p.state for p in there.in_code} == {ProbeState.COMPILED}
     assert [(x.number, x.name, x.reason) for x in there.left_out] == [
         (x.number, x.name, x.reason) for x in here.left_out

@@ -8,8 +8,7 @@ numbers, as between blocks of RPN (``template_writer``).
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.bpf.bpf_instructions import Alu, Jump, Register
 from dprobes.bpf.lower.state.handler_state import SCRATCH, store_number
@@ -31,8 +30,7 @@ _FIRST, _LAST = 16, 31
 """The first and the last word of the state that are variables of extensions."""
 
 
-@dataclass(frozen=True, slots=True)
-class Variable:
+class Variable(NamedTuple):
     """A 64-bit word of the state, at an offset."""
 
     offset: int

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.bpf_assembler import Assembler
@@ -328,10 +327,10 @@ def is_supported(row: Row, register: CpuRegister | None, abilities: Abilities) -
 def _abilities_at(request: Request) -> Abilities:
     """Return the abilities at the handler's place: handlers of events cannot change registers or look up mappings."""
     if request.in_kernel:
-        return replace(request.abilities, writes_registers=False, writes_memory=False, vma=None)
+        return request.abilities._replace(writes_registers=False, writes_memory=False, vma=None)
     if request.placement is not Placement.EVENT:
         return request.abilities
-    return replace(request.abilities, writes_registers=False, vma=None)
+    return request.abilities._replace(writes_registers=False, vma=None)
 
 
 def _check_table(instruction: EncodedInstruction, image: CodeImage) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from dprobes.record.log_record import Item
 
@@ -49,8 +49,7 @@ class LoopForm(Enum):
     """A callback of ``bpf_loop``, which runs one step of the handler at each call; kernel commit e6f2dd0f8067."""
 
 
-@dataclass(frozen=True, slots=True)
-class VmaLayout:
+class VmaLayout(NamedTuple):
     """
     Offsets, in bytes, of the members of kernel structures that describe a mapping.
 
@@ -69,8 +68,7 @@ class VmaLayout:
     device: int
 
 
-@dataclass(frozen=True, slots=True)
-class PagingLayout:
+class PagingLayout(NamedTuple):
     """
     Offsets, in bytes, of the members of kernel structures that show whether a user-space server delivers a page.
 
@@ -87,8 +85,7 @@ class PagingLayout:
     magic: int
 
 
-@dataclass(frozen=True, slots=True)
-class NestingLayout:
+class NestingLayout(NamedTuple):
     """
     Offsets, in bytes, of the members of kernel structures that describe the uretprobes of a thread.
 
@@ -104,8 +101,7 @@ class NestingLayout:
     depth: int
 
 
-@dataclass(frozen=True, slots=True)
-class TaskLayout:
+class TaskLayout(NamedTuple):
     """
     Offsets, in bytes, of the members of ``task_struct`` that records show of a thread.
 
@@ -119,8 +115,7 @@ class TaskLayout:
     uid: int
 
 
-@dataclass(frozen=True, slots=True)
-class StackLayout:
+class StackLayout(NamedTuple):
     """
     Offsets, in bytes, of the members of kernel structures that show where a stack ends.
 
@@ -133,8 +128,7 @@ class StackLayout:
     bottom: int
 
 
-@dataclass(frozen=True, slots=True)
-class Abilities:
+class Abilities(NamedTuple):
     """
     Abilities of the kernel, or of another host of handlers, that the lowering can use.
 
@@ -222,8 +216,7 @@ class Placement(Enum):
         return self in (Placement.URETPROBE, Placement.KRETPROBE, Placement.ENTRY_RETURN)
 
 
-@dataclass(frozen=True, slots=True)
-class Filter:
+class Filter(NamedTuple):
     """
     Filter of hits by process; a hit must match every condition that is given.
 
@@ -237,8 +230,7 @@ class Filter:
     excluded: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class MappedModule:
+class MappedModule(NamedTuple):
     """
     A module as the kernel sees it in a mapping.
 
@@ -251,8 +243,7 @@ class MappedModule:
     segments: tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class KeptEntry:
+class KeptEntry(NamedTuple):
     """
     Data that is kept from the entry of a call until its return: the time, and registers.
 
@@ -273,8 +264,7 @@ class Watched(Enum):
     """The same address in each process."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tables:
+class Tables(NamedTuple):
     """The sizes of shared maps, all powers of two: states, CPUs, and entries of the probe table."""
 
     states: int = 64
@@ -357,8 +347,7 @@ class Request:
     """True if the stack must be in memory at the end, for tests that read it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Lowered:
+class Lowered(NamedTuple):
     """
     The code of a handler.
 

@@ -6,9 +6,9 @@ import contextlib
 import os
 import re
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.cli import console
 from dprobes.engines.engine_interface import Counts
@@ -95,8 +95,7 @@ _WORD_LEGEND = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class SummaryOptions:
+class SummaryOptions(NamedTuple):
     """
     The options of the summary of a run.
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from dprobes.cli import console
 from dprobes.cli.console import print_lines
@@ -38,8 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["TableOptions", "TableOutput", "Views", "lines_of", "short_time"]
 
 
-@dataclass(frozen=True, slots=True)
-class TableOptions:
+class TableOptions(NamedTuple):
     """
     The options of keyed tables.
 

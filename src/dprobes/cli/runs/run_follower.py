@@ -215,7 +215,7 @@ class Run:
         status = self._attachment.end_command()
         if status is None and self._scope.endpoint is None:
             console.warning("the command continues: it did not end on SIGTERM")
-        return replace(finished, exit_status=status)
+        return finished._replace(exit_status=status)
 
     def _on_event(self, event: Event) -> Finished | None:
         match event:
@@ -242,7 +242,7 @@ class Run:
                     if self._outputs.is_waiting:
                         console.note("records wait until standard output is read; Ctrl-C discards them")
                     self._flush(is_last=True)
-                return replace(event, counts=self._without_lost(event.counts)) if self._lost else event
+                return event._replace(counts=self._without_lost(event.counts)) if self._lost else event
             case _:
                 assert_never(event)
         return None

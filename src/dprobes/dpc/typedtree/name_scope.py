@@ -58,8 +58,7 @@ class Scattered(NamedTuple):
     type: CType
 
 
-@dataclass(frozen=True, slots=True)
-class SlotName:
+class SlotName(NamedTuple):
     """A variable in cells of the RPN stack, or, with a negative slot, a parameter of a function."""
 
     slot: int
@@ -67,8 +66,7 @@ class SlotName:
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class Named:
+class Named(NamedTuple):
     """
     A parameter of a probe.
 
@@ -95,8 +93,7 @@ class ProgramVariable:
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class ModuleSymbol:
+class ModuleSymbol(NamedTuple):
     """A variable of the module that the program declares (``extern``)."""
 
     name: str
@@ -104,23 +101,20 @@ class ModuleSymbol:
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class ModuleVariable:
+class ModuleVariable(NamedTuple):
     """A variable, parameter or constant of the module from its debug information."""
 
     value: Value | Scattered
     type: CType
 
 
-@dataclass(frozen=True, slots=True)
-class TracedField:
+class TracedField(NamedTuple):
     """A field of a tracepoint or system call."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class FunctionSignature:
+class FunctionSignature(NamedTuple):
     """A function of the program."""
 
     name: str
@@ -129,8 +123,7 @@ class FunctionSignature:
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class Surroundings:
+class Surroundings(NamedTuple):
     """
     The context of an expression.
 

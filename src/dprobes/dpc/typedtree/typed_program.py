@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.tree_nodes import Node
 
@@ -378,8 +378,7 @@ def find_log_paths(body: Statement, logs: int, diagnostics: Diagnostics) -> LogP
     return LogPaths(logs, ends, before, at, frozenset(last), tuple(walk.returns))
 
 
-@dataclass(frozen=True, slots=True)
-class TypedFunction:
+class TypedFunction(NamedTuple):
     """A typed function of the program; ``slots`` is the number of variables of its blocks."""
 
     signature: FunctionSignature
@@ -387,8 +386,7 @@ class TypedFunction:
     slots: int
 
 
-@dataclass(frozen=True, slots=True)
-class TypedProbe:
+class TypedProbe(NamedTuple):
     """A typed probe for the points ``at``, with its sequences of ``printf``."""
 
     probe: syntax_tree.Probe
@@ -399,8 +397,7 @@ class TypedProbe:
     paths: LogPaths
 
 
-@dataclass(frozen=True, slots=True)
-class TypedBlock:
+class TypedBlock(NamedTuple):
     """A typed block of the tool; ``slots`` is the number of its variables."""
 
     block: syntax_tree.ToolBlock

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dprobes.dpc.syntax import syntax_tree
@@ -165,7 +164,7 @@ class PrintTyper:
             return _list_of(written, elements.type, field_name(expression.array)), elements
         conversion = _as_people_take_it(written, expression)
         if conversion.letter == "e" and not self._values.may_return_errors:
-            conversion = replace(conversion, layout=f"#{conversion.layout}")  # -1 from a library means: see errno
+            conversion = conversion._replace(layout=f"#{conversion.layout}")  # -1 from a library means: see errno
         item = self._printed(expression, conversion)
         is_string = conversion.letter in "sv"
         is_logged = False
@@ -174,7 +173,7 @@ class PrintTyper:
         elif isinstance(item, typed_values.Literal) and not self._is_tool:
             holder = _laid_out(item.text, conversion) if is_string else None
         elif _is_place(expression) and is_string:
-            holder, is_logged = placeholder(replace(conversion, letter="a"), item.type, self._form(item)), True
+            holder, is_logged = placeholder(conversion._replace(letter="a"), item.type, self._form(item)), True
         else:
             holder, is_logged = placeholder(conversion, item.type, self._form(item)), True
         if holder is None:
@@ -307,7 +306,7 @@ def _as_people_take_it(conversion: Conversion, expression: syntax_tree.Expressio
     """Return the conversion that is printed for an expression: ``%v`` of the time of a call is printed with a unit."""
     match expression:
         case syntax_tree.Name("elapsed") if conversion.letter == "v":
-            return replace(conversion, letter="T")
+            return conversion._replace(letter="T")
     return conversion
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -216,12 +215,12 @@ class ProgramTyper:
             is_asked = names is None or names.was_asked or (given is not None and given.was_asked)
             if not is_asked or self._diagnostics.has_errors:
                 # No look-up depended on the probepoint, so all probepoints have equal results.
-                return [replace(typed_probe, at=probe.points)]
+                return [typed_probe._replace(at=probe.points)]
             same = next((n for n, each in enumerate(found) if _is_same(each, typed_probe)), None)
             if same is None:
                 found.append(typed_probe)
             else:
-                found[same] = replace(found[same], at=(*found[same].at, point))
+                found[same] = found[same]._replace(at=(*found[same].at, point))
         return found
 
     def types_at(self, point: syntax_tree.Point) -> TypeTable:
@@ -298,7 +297,7 @@ class ProgramTyper:
             except (TypingError, UnknownTypeError):
                 is_wrong = True  # errors in the block are reported as well
             if condition is not None and needs_entry(condition):
-                slots, where = values.slots, replace(where, is_entry_known=True)
+                slots, where = values.slots, where._replace(is_entry_known=True)
                 values = self._values(scope, where)
                 values.slots = slots
         statements = StatementTyper(values, self._diagnostics)

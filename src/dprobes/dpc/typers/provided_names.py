@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.dpc.types.c_types import INT, UNSIGNED, UNSIGNED_LONG_LONG
 
@@ -22,8 +21,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class ProvidedName:
+class ProvidedName(NamedTuple):
     """
     A name that every probe has.
 

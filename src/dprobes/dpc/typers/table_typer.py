@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.arch import is_of_system
@@ -235,8 +234,7 @@ _MIXED = (
 _SUMS = {"+": 1, "-": -1}
 
 
-@dataclass(frozen=True, slots=True)
-class KeyedTable:
+class KeyedTable(NamedTuple):
     """
     A table: its name in RPN, the kind of its values, and its key fields, as in the statement ``table =``.
 

@@ -8,7 +8,7 @@ are defined.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -161,8 +161,7 @@ class Array:
         return f"{self.element} [{'' if self.count is None else self.count}]"
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(NamedTuple):
     """
     A member of a structure or union.
 

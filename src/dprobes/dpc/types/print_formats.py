@@ -9,7 +9,6 @@ character by its code.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -52,8 +51,7 @@ _FLAGGED = "diuxXo"
 """Conversions for which flags other than '-' have an effect."""
 
 
-@dataclass(frozen=True, slots=True)
-class Conversion:
+class Conversion(NamedTuple):
     """A conversion from ``start`` to ``end`` of a format; ``bytes_shown`` truncates a number, None prints all bytes."""
 
     start: int

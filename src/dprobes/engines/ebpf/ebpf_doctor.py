@@ -11,7 +11,6 @@ import struct
 import subprocess
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -99,7 +98,7 @@ def _kprobes(features: Features, lockdown: str) -> Finding:
     if error is not None and error.errno in (errno.EPERM, errno.EACCES):
         remedy = "boot without kernel lockdown (lockdown= and secure boot); tracepoints and samplers work"
     found = _feature(features, Feature.KPROBE, "probe instructions of the kernel (kprobes)", remedy, lockdown)
-    return replace(found, use=_FUNCTIONS)
+    return found._replace(use=_FUNCTIONS)
 
 
 def _symbols(kernel: RunningKernel) -> Finding:
@@ -218,7 +217,7 @@ def examine() -> list[Finding]:
         (Feature.NAMESPACE_PID, "show process ids as in their containers (--pid-namespace)", _OLD),
     )
     found += [_feature(features, *row) for row in rows]
-    found = [replace(each, use=_SAMPLES) if each.what == _PERF else each for each in found]
+    found = [each._replace(use=_SAMPLES) if each.what == _PERF else each for each in found]
     return [*found, _map_memory(), _cost(), *examine_kernel(features, _lockdown())]
 
 

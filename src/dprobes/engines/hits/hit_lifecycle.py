@@ -23,14 +23,12 @@ its records are emitted, at ``COMPLETED``, ``FAULTED`` and ``COUNTED_EARLY``, un
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 __all__ = ["AFTER", "HitEvent", "HitState", "IllegalTransitionError", "ProbeLimits"]
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeLimits:
+class ProbeLimits(NamedTuple):
     """
     Limits of a probe definition: which hits run its handler, and whether a hit that faults has a record.
 

@@ -8,7 +8,6 @@ import os
 import threading
 import time
 from collections import Counter
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -168,8 +167,7 @@ _OWN = (MapName.PROBES,)
 """The maps that each program has for itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class Borrowed:
+class Borrowed(NamedTuple):
     """
     State of the ``principal``, and global ``variables`` that all programs share; None for what is not borrowed.
 

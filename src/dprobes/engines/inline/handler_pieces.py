@@ -112,7 +112,7 @@ class NumberedCode(NamedTuple):
         for index, growth in self.places:
             insn = code[index]
             code[index] = insn._replace(imm=insn.imm + growth * (number - self.number))
-        return replace(self.assembled, code=tuple(code))
+        return self.assembled._replace(code=tuple(code))
 
 
 class HandlerFamily:
@@ -208,7 +208,7 @@ class PieceWriter:
         self.obstacle = why_not or obstacle_to_program(program)
         self._request = Request(
             items=items,
-            abilities=replace(ABILITIES, calls=call_table_of(program) or CallTable.of(0)),
+            abilities=ABILITIES._replace(calls=call_table_of(program) or CallTable.of(0)),
             tables=HandlerMaps.sizes(),
             shared_tables=frozenset(range(len(program.tables))),
             wants_tid=bool(items & (Item.UID | Item.PROCESS_NAME)),
@@ -247,7 +247,7 @@ class PieceWriter:
                 return tuple(self._of_return(number, probe, site, request))
             diverts = may_divert(self._program, probe)
             if diverts:
-                abilities = replace(request.abilities, overrides_returns=True)
+                abilities = request.abilities._replace(overrides_returns=True)
                 request = replace(request, abilities=abilities, diverts=True)
             handler = self._lowered(probe, site, request)
         except NotSupportedError as error:
@@ -289,14 +289,14 @@ class PieceWriter:
         assert request.probe is not None
         shape = (
             self._content(site)[probe.number],
-            replace(site.point, offset=0),
+            site.point._replace(offset=0),
             (request.placement, request.return_bytes, request.passcount, request.maxhits, request.diverts),
             id(site.resolved),
         )
         family = self._families.setdefault(shape, HandlerFamily())
 
         def compiled(start: int, distance: int) -> Assembled:
-            point = replace(site.point, offset=site.point.offset + distance)
+            point = site.point._replace(offset=site.point.offset + distance)
             return self._compiled(site, start, point, replace(request, link=request.link + distance))
 
         return family.handler(request.probe, site.resolved.image.handlers[probe.number], compiled)

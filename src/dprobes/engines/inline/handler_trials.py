@@ -9,7 +9,6 @@ over, and the tracer runs its handler. A trial may fail without need.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -148,8 +147,7 @@ class Access(NamedTuple):
     touched: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
+class Trial(NamedTuple):
     """
     Trial of the instruction with the bytes ``raw``.
 

@@ -8,7 +8,6 @@ Handlers of one program in probed processes: the client's side of ``engines.ptra
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dprobes.engines.engine_interface import Notice
@@ -452,7 +451,7 @@ class InlineEngine(PtraceEngine):
     def session(self, job: Job) -> PtraceSession:
         """Return the session of a job; it has not begun."""
         if job.images is None and takes_user_stacks(job.program):
-            job = replace(job, images=ProcessImages())  # ended processes are unwound with their former files
+            job = job._replace(images=ProcessImages())  # ended processes are unwound with their former files
         session = super().session(job)
         program, principal, why_not = job.program, None, None
         if job.principal is not None and (program.vars or program.cvars or program.tvars or program.tables):

@@ -10,7 +10,6 @@ off.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -139,7 +138,7 @@ def process_trials(
         elif trial is not None and len(pieces) > 1 and any(_may_change(piece.assembled) for piece in pieces):
             found[address] = _CHANGES
         elif trial is not None or ending is not None:
-            found[address] = replace(trial or Trial(b""), ends=ending)
+            found[address] = (trial or Trial(b""))._replace(ends=ending)
     tried = [address for address, trial in found.items() if isinstance(trial, Trial) and trial.tries]
     return found | dict.fromkeys(tried, _DEVICES) if tried and has_device_memory(pid, mappings) else found
 

@@ -11,9 +11,8 @@ import contextlib
 import ctypes
 import os
 import time
-from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.bpf.map_layouts import HEAD_CELLS, PROBE_ENTRY_SIZE, MapName, ProbeField, power_of_two, table_map
 from dprobes.engines.engine_interface import TableChange
@@ -82,7 +81,7 @@ class SharedTables(TableMaps[SharedArray, SharedHash]):
         if not bad:
             return contents
         self.refused[number] = max(self.refused.get(number, 0), len(bad))
-        return replace(contents, rows=tuple(row for row in contents.rows if row.key not in bad))
+        return contents._replace(rows=tuple(row for row in contents.rows if row.key not in bad))
 
 
 def counted_at_most() -> int:
@@ -191,8 +190,7 @@ _THREADS, _THREADS_SIZE = 1 << 12, 1 << 22
 """Maximum number of threads with variables, and the maximum size of these in bytes."""
 
 
-@dataclass(frozen=True, slots=True)
-class StatePlan:
+class StatePlan(NamedTuple):
     """
     Layout of the memory of ``descriptor``, ``size`` bytes; ``cpus`` is a power of two.
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from dprobes.platform.x86.debug_registers import Watch
@@ -18,8 +17,7 @@ FileKey = tuple[int, int, str]
 """Device, inode and path of a file that is mapped executable."""
 
 
-@dataclass(frozen=True, slots=True)
-class Code:
+class Code(NamedTuple):
     """A program's code for one architecture; its handlers are in the order of the probe definitions."""
 
     architecture: str
@@ -56,8 +54,7 @@ class Role(enum.IntEnum):
     """Breakpoint of the engine itself: stack frames are about to be discarded without a return (longjmp, unwinding)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Site:
+class Site(NamedTuple):
     """
     Place of a breakpoint in a file.
 
@@ -87,8 +84,7 @@ class Site:
     """
 
 
-@dataclass(frozen=True, slots=True)
-class WatchSite:
+class WatchSite(NamedTuple):
     """
     Watchpoint of one probepoint; ``probe`` and ``definition`` are as in ``Site``.
 
@@ -102,8 +98,7 @@ class WatchSite:
     point: Point
 
 
-@dataclass(frozen=True, slots=True)
-class Sites:
+class Sites(NamedTuple):
     """
     Sites in a file: the answer to ``ModuleMapped``.
 

@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import struct
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -110,7 +109,7 @@ def _injected_calls(child: int) -> Iterator[Finding]:
     thread = Thread(child, child, AddressSpace.of_thread(child, 8), ThreadState.STOPPED)
     with contextlib.closing(thread.space):
         yield _injected(stepped, alone, thread, _call_getpid)
-        yield replace(_injected(inline, allowed, thread, _map_handlers), use=_INLINE)
+        yield _injected(inline, allowed, thread, _map_handlers)._replace(use=_INLINE)
 
 
 def _injected(what: str, remedy: str, thread: Thread, try_it: Callable[[Thread], None]) -> Finding:

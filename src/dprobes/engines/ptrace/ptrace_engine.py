@@ -266,7 +266,7 @@ class PtraceSession:
                 elif isinstance(item, Finished) and run.native is not None:
                     run.take_native(None)
                     yield from (each for each in run.take_all() if isinstance(each, (Notice, RecordBatch)))
-                    yield item if item.cut_short else replace(item, counts=run.counts())
+                    yield item if item.cut_short else item._replace(counts=run.counts())
                 else:
                     yield item
             if is_over:

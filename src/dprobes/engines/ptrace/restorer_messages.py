@@ -20,8 +20,7 @@ not trusted: data that is not a valid entry is ignored.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dprobes.engines.ptrace.site_patches import NativeMemory, SitePatch
 from dprobes.engines.ptrace.tracer_messages import Lowered, Placed, Raised, Removed, Watched
@@ -51,8 +50,7 @@ __all__ = [
 FOR_RESTORERS = (Placed, Removed, Raised, Lowered, Watched)
 
 
-@dataclass(frozen=True, slots=True)
-class TracerBegun:
+class TracerBegun(NamedTuple):
     """
     First message: the process id of the tracer.
 
@@ -63,8 +61,7 @@ class TracerBegun:
     pid: int
 
 
-@dataclass(frozen=True, slots=True)
-class FilesShared:
+class FilesShared(NamedTuple):
     """
     A report that files in memory, (device, inode) each, are about to be mapped for handlers.
 
@@ -77,8 +74,7 @@ class FilesShared:
     page: tuple[int, int] = (0, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class JumpsPlanned:
+class JumpsPlanned(NamedTuple):
     """
     A report that ``pages``, (start, end) each, are about to be mapped for code, and jumps to be written.
 
@@ -91,24 +87,21 @@ class JumpsPlanned:
     patches: tuple[SitePatch, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class PagesMapped:
+class PagesMapped(NamedTuple):
     """A report that ``pages``, (start, end) each, are about to be mapped for copies of instructions."""
 
     pid: int
     pages: tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class JumpsCopied:
+class JumpsCopied(NamedTuple):
     """A report that a process has a copy of its parent's memory, including jumps and pages."""
 
     pid: int
     parent: int
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryUnmapped:
+class MemoryUnmapped(NamedTuple):
     """A report that a process has unmapped the memory of ``JumpsPlanned`` at a ``region``, and the pages for code."""
 
     pid: int
@@ -129,8 +122,7 @@ _PIECE_MAX = 64
 """Maximum size of a piece of a jump in bytes."""
 
 
-@dataclass(frozen=True, slots=True)
-class LeftEntry:
+class LeftEntry(NamedTuple):
     """Memory of handlers, the ranges of their ``code``, (start, end) each, and the jumps and breakpoints for them."""
 
     memory: NativeMemory

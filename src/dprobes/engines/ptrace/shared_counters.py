@@ -17,8 +17,7 @@ import mmap
 import os
 import threading
 import weakref
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, Self, cast
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self, cast
 
 from dprobes.engines.engine_interface import Counts, apply_changes
 from dprobes.engines.ptrace.breakpoint_sites import Placement
@@ -86,8 +85,7 @@ class Tally(ctypes.Structure):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Variables:
+class Variables(NamedTuple):
     """Variables of a program; ``by_cpu`` is indexed by the number of the CPU."""
 
     local: MutableSequence[int]

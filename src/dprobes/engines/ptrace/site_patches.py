@@ -222,8 +222,7 @@ def without_jump(found: bytes, data: bytes, original: bytes) -> bytes | None:
     return bytes(filed if byte == mine else byte for byte, mine, filed in triples)
 
 
-@dataclass(frozen=True, slots=True)
-class NativeMemory:
+class NativeMemory(NamedTuple):
     """
     Places of the memory that handlers in a process share with the client.
 

@@ -6,7 +6,7 @@ import enum
 import pickle
 import struct
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dprobes.resolve.probe_state import ProbeState
 
@@ -81,7 +81,7 @@ class Kind(enum.IntEnum):
     Kind of a frame's payload.
 
     A frame is ``u32 length | u8 kind | payload``, in host byte order. Records are the only frequent frames and are
-    packed by hand; all other payloads are pickled dataclasses. Unpickling is safe because both ends are processes of
+    packed by hand; all other payloads are pickled messages. Unpickling is safe because both ends are processes of
     dprobes, on pipes that no other process can reach.
     """
 
@@ -164,16 +164,14 @@ class Start:
     """Plan of the state that handlers in the probed processes share with the tracer; None if no handlers run there."""
 
 
-@dataclass(frozen=True, slots=True)
-class Attach:
+class Attach(NamedTuple):
     """A request to attach to a process; ``launching`` is True if it has not yet called execve."""
 
     pid: int
     launching: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Remove:
+class Remove(NamedTuple):
     """
     A request to remove probepoints of a program from all present and future processes.
 
@@ -199,8 +197,7 @@ class ChangeRequest:
     changes: tuple[ValueChange, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Insert:
+class Insert(NamedTuple):
     """
     A request to insert one more program into the process ``pid`` and the processes that it has started.
 
@@ -214,8 +211,7 @@ class Insert:
     """By device, inode and path."""
 
 
-@dataclass(frozen=True, slots=True)
-class Replace:
+class Replace(NamedTuple):
     """A request to replace the program ``former`` by another one; the other fields are as in ``Insert``."""
 
     start: Start
@@ -223,8 +219,7 @@ class Replace:
     known: dict[tuple[int, int, str], Sites]
 
 
-@dataclass(frozen=True, slots=True)
-class ShareMemory:
+class ShareMemory(NamedTuple):
     """
     A request to map memory in a process for handlers that run in it; the answer is ``MemoryShared``.
 
@@ -243,8 +238,7 @@ class ShareMemory:
     globals: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class PatchSites:
+class PatchSites(NamedTuple):
     """
     A request to replace breakpoints in a process by jumps; the answer is ``SitesPatched``.
 
@@ -265,8 +259,7 @@ class PatchSites:
     postponed: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ReleaseMemory:
+class ReleaseMemory(NamedTuple):
     """
     A request to check whether all threads leave the handlers that they are in; a handler may never reach its end.
 
@@ -278,22 +271,19 @@ class ReleaseMemory:
     words: tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class End:
+class End(NamedTuple):
     """A request to remove a program; after the last one the tracer detaches from all processes and ends."""
 
     program: int
 
 
-@dataclass(frozen=True, slots=True)
-class Attached:
+class Attached(NamedTuple):
     """A report that a process is traced and its probepoints are in place."""
 
     pid: int
 
 
-@dataclass(frozen=True, slots=True)
-class ModuleMapped:
+class ModuleMapped(NamedTuple):
     """
     A question: which sites of a program are in a file that a process maps executable.
 
@@ -308,8 +298,7 @@ class ModuleMapped:
     program: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Mapped:
+class Mapped(NamedTuple):
     """
     A report of files that a process has mapped as code: all files of a new address space, as after an exec.
 
@@ -321,8 +310,7 @@ class Mapped:
     mappings: tuple[Mapping, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Forked:
+class Forked(NamedTuple):
     """A report that a process has a copy of its parent's memory; ``when`` is the monotonic time in nanoseconds."""
 
     pid: int
@@ -330,48 +318,42 @@ class Forked:
     when: int
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(NamedTuple):
     """A report that breakpoints are about to be written: (address, original byte) pairs, for the crash restorer."""
 
     pid: int
     breakpoints: tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Removed:
+class Removed(NamedTuple):
     """A report that ``pid`` has no breakpoints at ``addresses`` any more; without addresses, none at all."""
 
     pid: int
     addresses: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Raised:
+class Raised(NamedTuple):
     """A report that semaphores are about to be raised: (semaphore, breakpoint that needs it), for crash restorers."""
 
     pid: int
     semaphores: tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Lowered:
+class Lowered(NamedTuple):
     """A report that semaphores in the memory of ``pid`` were lowered."""
 
     pid: int
     semaphores: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Watched:
+class Watched(NamedTuple):
     """A report that threads of a process are about to watch ``watches``, in place of their former ones."""
 
     pid: int
     watches: tuple[Watch, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeStatus:
+class ProbeStatus(NamedTuple):
     """
     The state of a program's probepoints in one process, or with pid 0 in all processes.
 
@@ -390,8 +372,7 @@ class ProbeStatus:
     """Reason for a failed insertion, for CONFLICT and the states of watchpoints."""
 
 
-@dataclass(frozen=True, slots=True)
-class Overloaded:
+class Overloaded(NamedTuple):
     """A report that hits of a program took too much of a CPU: the measures taken, and hits a second by probepoint."""
 
     program: int
@@ -399,22 +380,19 @@ class Overloaded:
     rates: dict[int, float]
 
 
-@dataclass(frozen=True, slots=True)
-class Replaced:
+class Replaced(NamedTuple):
     """A report that ``program`` has replaced another one; no more messages about the replaced program follow."""
 
     program: int
 
 
-@dataclass(frozen=True, slots=True)
-class InPlace:
+class InPlace(NamedTuple):
     """A report that a program's probepoints are in place in all processes, after ``Insert`` or ``Replace``."""
 
     program: int
 
 
-@dataclass(frozen=True, slots=True)
-class NotInserted:
+class NotInserted(NamedTuple):
     """
     A report that a program was not inserted and nothing has changed, with the reason or the obstacle.
 
@@ -426,8 +404,7 @@ class NotInserted:
     obstacle: ProbeStatus | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(NamedTuple):
     """
     A report that a program was removed while other programs remain; no more messages about it follow.
 
@@ -438,8 +415,7 @@ class Ended:
     complete: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryShared:
+class MemoryShared(NamedTuple):
     """
     A report of the addresses at which a process has mapped the memory of ``ShareMemory``.
 
@@ -454,16 +430,14 @@ class MemoryShared:
     others: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryReleased:
+class MemoryReleased(NamedTuple):
     """The answer to ``ReleaseMemory``; ``is_done`` is True if all threads were seen outside of handlers."""
 
     program: int
     is_done: bool
 
 
-@dataclass(frozen=True, slots=True)
-class SitesPatched:
+class SitesPatched(NamedTuple):
     """
     A report of the probepoints that have jumps in a process now, and of the reasons why others have none.
 
@@ -493,8 +467,7 @@ class SitesPatched:
         return {probe: reason for (number, probe), reason in self.refused if number == program}
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
+class Done(NamedTuple):
     """
     The end of the conversation: all programs are removed, and all processes are detached or gone.
 
@@ -506,8 +479,7 @@ class Done:
     problem: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Warned:
+class Warned(NamedTuple):
     """A warning for the user of a program; without ``program`` it is for the users of all of them."""
 
     message: str
@@ -517,16 +489,14 @@ class Warned:
     """Additional lines below the message."""
 
 
-@dataclass(frozen=True, slots=True)
-class Left:
+class Left(NamedTuple):
     """A report that a process is not traced any more, because a handler has it handed to the debugger (``exit 1``)."""
 
     program: int
     process: HandedOver
 
 
-@dataclass(frozen=True, slots=True)
-class Dumped:
+class Dumped(NamedTuple):
     """A report that a core dump of a process was written (``exit 3``), or ``problem``, the reason why it was not."""
 
     program: int
@@ -537,15 +507,13 @@ class Dumped:
     problem: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(NamedTuple):
     """A report that the tracer cannot run its first program and ends; nothing was traced."""
 
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(NamedTuple):
     """
     A report that a process could not be attached to, with the reason; ``number`` is the errno.
 

@@ -23,8 +23,7 @@ table, and can be continued there. If the table marks a thread as unknown, the w
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.bpf.bpf_assembler import Assembler
 from dprobes.bpf.bpf_instructions import Alu, Helper, Jump, Register, Size
@@ -77,8 +76,7 @@ _PROBE_MASK = (1 << KIND_SHIFT) - 1
 _ENDED_SIZE = 8
 
 
-@dataclass(frozen=True, slots=True)
-class RecordPlaces:
+class RecordPlaces(NamedTuple):
     """
     Offsets in bytes of header items in the records of a probe program; None for items that the records lack.
 

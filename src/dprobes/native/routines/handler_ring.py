@@ -20,8 +20,8 @@ was killed, the reader skips the reserved room: the length in the entry, or all 
 from __future__ import annotations
 
 import errno
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from dprobes.bpf.bpf_assembler import Assembled, Assembler
 from dprobes.bpf.bpf_instructions import Alu, Atomic, Helper, Jump, Register, Size
@@ -46,8 +46,7 @@ ENTRY_HEADER = 8
 _BUSY_IMMEDIATE = BUSY - (1 << 32)
 
 
-@dataclass(frozen=True, slots=True)
-class RingShape:
+class RingShape(NamedTuple):
     """The number of rings, and the size in bytes of the data of each; both are powers of two."""
 
     rings: int

@@ -20,9 +20,8 @@ key for which there is no room is not inserted; in a table with ``forgets`` it r
 from __future__ import annotations
 
 import errno
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.bpf.bpf_assembler import Assembler
 from dprobes.bpf.bpf_instructions import NO_OVERWRITE, Alu, Atomic, Helper, Jump, Register, Size
@@ -50,8 +49,7 @@ _FLAGS, _HOME, _HELD = -8, -16, -24
 """Frame offsets of an update's flags, of the slot that the hash selects, and of the lock's address."""
 
 
-@dataclass(frozen=True, slots=True)
-class TableShape:
+class TableShape(NamedTuple):
     """
     The shape of a table: sizes in bytes of keys and values, multiples of 4, and the maximum number of entries.
 

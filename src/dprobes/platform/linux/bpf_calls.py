@@ -14,7 +14,7 @@ import os
 import struct
 from dataclasses import dataclass, field
 from enum import IntEnum, IntFlag
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.platform.linux.call_proxy import call_in_proxy
 
@@ -179,8 +179,7 @@ class LogLevel(IntFlag):
     STATS = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Program:
+class Program(NamedTuple):
     """
     Program to load.
 
@@ -288,8 +287,7 @@ class ProgramRunner:
         return value
 
 
-@dataclass(frozen=True, slots=True)
-class ProgramInfo:
+class ProgramInfo(NamedTuple):
     """
     Kernel's information about a loaded program.
 

@@ -15,8 +15,8 @@ import fcntl
 import os
 import struct
 import time
-from dataclasses import dataclass
 from enum import IntFlag
+from typing import NamedTuple
 
 from dprobes.errors import system_error
 from dprobes.platform.linux.call_proxy import call_in_proxy
@@ -112,8 +112,7 @@ def _open(
     return result
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeUnit:
+class ProbeUnit(NamedTuple):
     """
     Parameters of uprobe or kprobe events: the type of the PMU, and positions of bits in the configuration.
 

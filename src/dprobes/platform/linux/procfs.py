@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 __all__ = [
     "SPARED",
@@ -152,8 +152,7 @@ _STATUS_MAX = 4096
 _UID = b"\nUid:\t"
 
 
-@dataclass(frozen=True, slots=True)
-class ThreadIdentity:
+class ThreadIdentity(NamedTuple):
     """Name of a thread, and its real user id; ``program`` is the executable of its process: device and inode."""
 
     pid: int

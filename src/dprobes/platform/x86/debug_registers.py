@@ -13,8 +13,7 @@ slot; G does the same, and is not used because the kernel treats both alike.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from dprobes.arch.x86_processors import WATCHPOINT_LENGTHS, WATCHPOINTS
 from dprobes.rpn.rpn_program import Access
@@ -50,8 +49,7 @@ _LENGTHS = {bits: length for length, bits in _LENGTH_BITS.items()}
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True)
-class Watch:
+class Watch(NamedTuple):
     """Bytes that are watched for a kind of access; size and alignment must be those that the processor supports."""
 
     address: int

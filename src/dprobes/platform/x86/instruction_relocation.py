@@ -8,7 +8,6 @@ a pushed return address after the step. Instructions that cannot be corrected ar
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -32,8 +31,7 @@ class CodeCopy(NamedTuple):
     exact: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Copy:
+class Copy(NamedTuple):
     """
     Way to execute an instruction at another address.
 

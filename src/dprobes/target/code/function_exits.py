@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.errors import TargetError
 from dprobes.target.code.machine_code import instructions_between, is_x86
@@ -69,8 +69,7 @@ class ExitKind(Enum):
     """A jump leaves the function only if its target is outside."""
 
 
-@dataclass(frozen=True, slots=True)
-class Exit:
+class Exit(NamedTuple):
     """An instruction that leaves a function; ``address`` is its link address and ``offset`` its file offset."""
 
     kind: ExitKind
@@ -79,8 +78,7 @@ class Exit:
     raw: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Exits:
+class Exits(NamedTuple):
     """
     The exits of a function, and the ranges of link addresses (end excluded) of its code.
 

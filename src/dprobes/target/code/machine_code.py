@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import mmap
 import sys
-from dataclasses import dataclass
 from enum import Enum
 from importlib import import_module
 from importlib.machinery import PathFinder
@@ -130,8 +129,7 @@ _UNPROBEABLE = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class DecodedInstruction:
+class DecodedInstruction(NamedTuple):
     """
     An instruction; ``address`` is its link address and ``offset`` its file offset.
 
@@ -156,8 +154,7 @@ class Boundary(Enum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, slots=True)
-class BoundaryCheck:
+class BoundaryCheck(NamedTuple):
     """The position of an offset; inside an instruction also the file offsets of that instruction and of the next."""
 
     status: Boundary

@@ -19,7 +19,7 @@ import struct
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.target.code.function_exits import CallFrames
 from dprobes.target.code.machine_code import MAX_LENGTH, instructions_between, unprobeable
@@ -143,8 +143,7 @@ Their fault (#NM) becomes a signal without a ``trap_nr`` (``handle_xfd_event`` i
 _UNKNOWN_FORM = "not every kernel can decode it"
 
 
-@dataclass(frozen=True, slots=True)
-class _Parsed:
+class _Parsed(NamedTuple):
     """
     The parts of an instruction that the kernel checks.
 

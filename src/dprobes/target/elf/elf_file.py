@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_right
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol
 
 from dprobes.errors import TargetError
 from dprobes.target.elf.file_contents import file_contents
@@ -165,8 +165,7 @@ _NEEDED_MAX = 4096
 _DT_NEEDED, _DT_SONAME, _DT_STRTAB, _DT_RPATH, _DT_RUNPATH = 1, 14, 5, 15, 29
 
 
-@dataclass(frozen=True, slots=True)
-class Dynamic:
+class Dynamic(NamedTuple):
     """
     The dynamic section: each tag's last value, and the names of ``DT_NEEDED`` and ``DT_SONAME``.
 
@@ -237,7 +236,7 @@ class ElfFile:
         sections = tuple(
             each.at(addresses[each.name].pop()) if addresses.get(each.name) else each for each in self.sections
         )
-        return ElfFile(self.path, self.data, replace(self._headers, sections=sections))
+        return ElfFile(self.path, self.data, self._headers._replace(sections=sections))
 
     def __repr__(self) -> str:
         return f"ElfFile({str(self.path)!r})"

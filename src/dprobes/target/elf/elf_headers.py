@@ -9,7 +9,6 @@ note: ``ld --build-id``.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -71,8 +70,7 @@ _SECTION = {4: "IIIIIIIIII", 8: "IIQQQQIIQQ"}
 _SEGMENT = {4: "IIIIIIII", 8: "IIQQQQQQ"}
 
 
-@dataclass(frozen=True, slots=True)
-class LoadSegment:
+class LoadSegment(NamedTuple):
     """The ``filesz`` bytes at file offset ``offset`` that are loaded at ``vaddr``, followed by zeros to ``memsz``."""
 
     vaddr: int
@@ -87,8 +85,7 @@ class LoadSegment:
         return bool(self.flags & _PF_X)
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
+class Section(NamedTuple):
     """
     A section header; ``type`` and ``flags`` are the ABI's numbers, ``size`` is in bytes.
 
@@ -118,11 +115,10 @@ class Section:
 
     def at(self, address: int) -> Section:
         """Return the section with another address."""
-        return replace(self, address=address)
+        return self._replace(address=address)
 
 
-@dataclass(frozen=True, slots=True)
-class Headers:
+class Headers(NamedTuple):
     """The headers of a file; pairs are file offset and size, except ``eh_frame_header``: a link address."""
 
     word_size: int

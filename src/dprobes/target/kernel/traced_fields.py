@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,8 +33,7 @@ class Form(Enum):
     PLACED_BEHIND = "the address that a word there gives, which counts from the end of that word"
 
 
-@dataclass(frozen=True, slots=True)
-class TracedField:
+class TracedField(NamedTuple):
     """
     A value that a program reaches from its argument.
 
@@ -61,8 +60,7 @@ class Source(Enum):
     SYSTEM_CALL = "the registers of a system call"
 
 
-@dataclass(frozen=True, slots=True)
-class SystemCallNumbers:
+class SystemCallNumbers(NamedTuple):
     """
     The numbers of a system call in 64-bit (``wide``) and 32-bit programs; None where the system call is missing.
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 import enum
 import sys
 from array import array
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from dprobes.target.elf.byte_reader import POINTER_SIZES, ByteReader
@@ -73,8 +72,7 @@ class FrameImage(Protocol):
         """Return ``n`` bytes at an address; raise ``TargetError`` if some are missing."""
 
 
-@dataclass(frozen=True, slots=True)
-class CommonEntry:
+class CommonEntry(NamedTuple):
     """
     The common part of the descriptions of several functions.
 
@@ -93,8 +91,7 @@ class CommonEntry:
     table_encoding: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class FrameDescription:
+class FrameDescription(NamedTuple):
     """
     The use of the stack by the code from ``start`` up to ``end``.
 

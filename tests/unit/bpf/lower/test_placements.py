@@ -45,7 +45,7 @@ def test_in_an_event_registers_are_not_written_and_mappings_not_looked_at_twice(
 def test_a_uretprobe_knows_no_addresses_where_the_kernel_does_not_say_which_function_returns() -> None:
     at_return = replace(ABLE, placement=Placement.URETPROBE, symbols={"counter": 0x4000})
     lowered("push counter", at_return)
-    old = replace(at_return, abilities=replace(at_return.abilities, function_ip=False))
+    old = replace(at_return, abilities=at_return.abilities._replace(function_ip=False))
     with pytest.raises(NotSupportedError) as caught:
         lowered("push counter", old)
     assert caught.value.message == (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.bpf_assembler import Assembler
@@ -146,7 +145,7 @@ def test_a_handler_that_is_too_far_from_what_it_calls_has_no_jump() -> None:
     assert made._runtime is not None
     runtime = made._runtime
     far = {helper: address + (1 << 33) for helper, address in runtime.routines.items()}
-    code = replace(runtime.code, address=runtime.code.address + (1 << 33))
-    made._runtime = replace(runtime, code=code, routines=far)
+    code = runtime.code._replace(address=runtime.code.address + (1 << 33))
+    made._runtime = runtime._replace(code=code, routines=far)
     jumps, refused = made.place({START + 5: [SiteHandler(asm.assemble())]})
     assert (jumps, refused) == ([], {START + 5: "no memory near it is free"})

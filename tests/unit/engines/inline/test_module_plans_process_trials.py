@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,7 +76,7 @@ def test_a_handler_that_ends_otherwise_is_alone_at_its_instruction() -> None:
     assert isinstance(trial, Trial)
     tried = Piece(Order.HANDLER, 3, 16, LOAD, code, trial, diverts=True)
     assert process_trials(planned(0, ending), 1, []) == {16: Trial(b"", ends=3)}
-    assert process_trials(planned(0, tried), 1, []) == {16: replace(trial, ends=3)}
+    assert process_trials(planned(0, tried), 1, []) == {16: trial._replace(ends=3)}
     assert process_trials(planned(0, ending, other), 1, []) == {
         16: "its handler may stop the thread or skip the function, and it is there for another probepoint as well"
     }

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -100,7 +99,7 @@ class Caller:
         parts = (
             [Part(handlers, around)]
             if isinstance(handlers, Assembled)
-            else [Part(each, replace(around, life_mark=mark)) for each, mark in zip(handlers, marks, strict=True)]
+            else [Part(each, around._replace(life_mark=mark)) for each, mark in zip(handlers, marks, strict=True)]
         )
         back: list[int] = []
         beyond = X86Operations(runtime.code.end)
@@ -114,7 +113,7 @@ class Caller:
             at = switch.address - trampoline.address
             assert switched[at : at + 5] == switch.on
             switched[at : at + 5] = switch.off
-        trampoline = replace(trampoline, code=bytes(switched))
+        trampoline = trampoline._replace(code=bytes(switched))
         asm = X86Assembler(trampoline.end)
         code = runtime.code.code + trampoline.code
         after = self._note()
@@ -446,7 +445,7 @@ def test_nothing_far_below_the_stack_is_touched(facts: ProcessFacts) -> None:
 
 def test_a_handler_does_nothing_once_the_tool_has_ended(facts: ProcessFacts) -> None:
     mark = ctypes.c_uint32(1234)
-    with_mark = replace(facts, life_mark=ctypes.addressof(mark))
+    with_mark = facts._replace(life_mark=ctypes.addressof(mark))
     random = Random(5)
 
     def write(asm: Assembler) -> None:
@@ -466,7 +465,7 @@ def test_a_handler_does_nothing_once_the_tool_has_ended(facts: ProcessFacts) -> 
 def test_the_mark_of_a_living_tool_changes_nothing_for_the_function(facts: ProcessFacts, seed: int) -> None:
     mark = ctypes.c_uint32(4_194_303)
     random = Random(seed)
-    caller = Caller(random_handler(random), {}, replace(facts, life_mark=ctypes.addressof(mark)))
+    caller = Caller(random_handler(random), {}, facts._replace(life_mark=ctypes.addressof(mark)))
     for _ in range(10):
         check(caller, random)
 

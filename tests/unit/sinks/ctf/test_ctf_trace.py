@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -201,7 +200,7 @@ def test_a_program_that_comes_again_adds_nothing_to_the_metadata(tmp_path: Path)
     for number in range(2, 5):
         again = RecordSource(number, "app", "app", 1)
         sink.create_event(again)
-        sink.log_events(replace(batch([number]), source=again))
+        sink.log_events(batch([number])._replace(source=again))
         sink.destroy_event(again)
     assert times_in(tmp_path) == [1, 2, 3, 4]
     assert (trace / "metadata").read_text() == metadata

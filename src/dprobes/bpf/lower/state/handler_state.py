@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.bpf.bpf_instructions import Alu, Register
 from dprobes.bpf.map_layouts import ENTRY_HEAD, SNAPSHOT, SNAPSHOT_REGISTERS, SNAPSHOT_STACK_MAX, TALLY, power_of_two
@@ -175,8 +175,7 @@ class Frame(IntEnum):
     HANDLER = 24
 
 
-@dataclass(frozen=True, slots=True)
-class StateLayout:
+class StateLayout(NamedTuple):
     """The layout of the areas that depend on the program; the size of an area that it does not use is 0."""
 
     logmax: int

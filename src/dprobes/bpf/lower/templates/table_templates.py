@@ -8,7 +8,6 @@ the changes. A table without keys is memory that is addressed directly.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, assert_never
 
 from dprobes.bpf.bpf_instructions import NO_OVERWRITE, Alu, Atomic, Helper, Jump, Register, Size
@@ -328,7 +327,7 @@ def _of_table(write: Callable[[Writer, Table, int], None]) -> Template:
         table = table_of(number, w.flow.tables)
         if table is None:
             assert i.row is not None
-            invalid_opcode(w, replace(i, operand=i.row.opcode))
+            invalid_opcode(w, i._replace(operand=i.row.opcode))
             return
         write(w, table, number)
 

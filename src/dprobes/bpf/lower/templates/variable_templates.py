@@ -13,8 +13,7 @@ the first allocation of a hit.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.bpf.bpf_instructions import NO_OVERWRITE, Alu, Atomic, Helper, Jump, Register, Size
 from dprobes.bpf.lower.state.handler_state import CELLS, SCRATCH, Field
@@ -108,8 +107,7 @@ def _point_to_key(asm: Assembler) -> None:
 # Templates of local, global, per-CPU and per-thread variables.
 
 
-@dataclass(frozen=True, slots=True)
-class _VariableKind:
+class _VariableKind(NamedTuple):
     """The writer of the instructions of one kind of variables; ``kind`` is its number in INVALID_OPERAND."""
 
     name: str

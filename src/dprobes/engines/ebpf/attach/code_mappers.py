@@ -20,7 +20,6 @@ import struct
 import threading
 import time
 from bisect import bisect_left
-from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple, Self
 
@@ -66,8 +65,7 @@ class FileId(NamedTuple):
     inode: int
 
 
-@dataclass(frozen=True, slots=True)
-class Mapper:
+class Mapper(NamedTuple):
     """
     A process and its executable mappings of a file, in order of addresses.
 
@@ -214,8 +212,7 @@ class Place(NamedTuple):
     before: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class Conflict:
+class Conflict(NamedTuple):
     """Reason why probepoints at file offsets cannot be inserted in a process."""
 
     pid: int

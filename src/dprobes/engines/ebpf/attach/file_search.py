@@ -12,9 +12,9 @@ import os
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.ebpf.attach.code_mappers import FileId
@@ -240,8 +240,7 @@ _NEW_FILES_TIME = 10.0
 """Seconds of a search in which files of other users are read; the remaining files wait for the next one."""
 
 
-@dataclass(frozen=True, slots=True)
-class NewFile:
+class NewFile(NamedTuple):
     """A newly mapped file, and the places where the code of processes differs from it."""
 
     file: PlannedFile

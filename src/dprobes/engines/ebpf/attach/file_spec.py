@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from dprobes.engines.ebpf.attach.code_mappers import (
     BEFORE,
@@ -326,8 +326,7 @@ class _FirstPage:
         return int.from_bytes(entry, "little") & _PAGE_FRAME
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedFile:
+class PlannedFile(NamedTuple):
     """
     A file's plan, and the descriptors that lead to the file.
 

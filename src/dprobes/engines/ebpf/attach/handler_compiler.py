@@ -159,7 +159,7 @@ def joined(batch: Sequence[Part], bank_size: int) -> Lowered:
     from dprobes.bpf.lower.hosts.handler_host import dispatch
 
     handlers = [(_number(part), part.code.assembled) for part in batch]
-    return replace(first, assembled=dispatch(handlers, bank_size - 1))
+    return first._replace(assembled=dispatch(handlers, bank_size - 1))
 
 
 def has_tickets(program: Program) -> bool:
@@ -216,7 +216,7 @@ class HandlerCompiler:
         self._program = program
         self._numbers = numbers
         if items & (Item.PID | Item.TID | Item.UID | Item.PROCESS_NAME):
-            request = replace(request, abilities=replace(request.abilities, task=task_layout(features)))
+            request = replace(request, abilities=request.abilities._replace(task=task_layout(features)))
         self._request = request
         self._items = items
         self._has_multi = Feature.UPROBE_MULTI in features
@@ -330,7 +330,7 @@ class HandlerCompiler:
                 kept = _kept(self._program, event.probe.definition, target, is_uretprobe=False)
                 if kept is not None:
                     request = replace(request, entry=kept)
-                    entry = replace(site, is_entry=True)
+                    entry = site._replace(is_entry=True)
                     self._numbers.sites[number] = (entry, site)
                     lowered = lower_entry(event, number, request)
                     yield Part(None, event.probe.number, event.placement, [(number, entry)], lowered)

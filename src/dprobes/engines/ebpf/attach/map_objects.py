@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
 
 from dprobes.bpf.lower.lowering_request import Placement
 from dprobes.bpf.map_layouts import (
@@ -168,8 +167,7 @@ def state_count() -> int:
     return max(_STATES_MIN, power_of_two(_STATES_FOR_CPU * (max(online_cpus()) + 1)))
 
 
-@dataclass(frozen=True, slots=True)
-class Sizes:
+class Sizes(NamedTuple):
     """Sizes of the maps: ``state`` and ``ring`` in bytes, the other fields in entries."""
 
     probes: int
@@ -199,8 +197,7 @@ class Sizes:
     """True if handlers stop processes for core dumps."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeCounters:
+class ProbeCounters(NamedTuple):
     """Counters of one probepoint in the probe table (``map_layouts.ProbeField``)."""
 
     hits: int

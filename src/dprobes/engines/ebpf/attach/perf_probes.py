@@ -342,7 +342,7 @@ def lower_event(event: EventProbe, program: Program, entry: int, base: Request) 
         request,
         module=module,
         symbols=dict(event.module.symbols),
-        abilities=replace(base.abilities, vma=layout),
+        abilities=base.abilities._replace(vma=layout),
     )
     return lower(image, arch, start, point, request)
 

@@ -7,9 +7,8 @@ not report them if the file is mapped later. This module works on files only.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.bpf.lower.lowering_request import Placement
 from dprobes.resolve.breakpoints import movable_probes
@@ -35,8 +34,7 @@ DEBUG_REGISTER = "debug register"
 """Cause of a watchpoint's hits, as the summary shows it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Site:
+class Site(NamedTuple):
     """
     One place of a breakpoint.
 
@@ -63,8 +61,7 @@ class Site:
     """True if the program here keeps the entry of a call for the handler of its return, and runs no handler."""
 
 
-@dataclass(frozen=True, slots=True)
-class FilePlan:
+class FilePlan(NamedTuple):
     """
     Probepoints of a file, each with its sites, and those that are left out.
 
@@ -130,7 +127,7 @@ class _Planner:
             sites = self._sites(probe)
             if sites:
                 moved = sites[0].moved if sites[0].placement is Placement.BREAKPOINT else 0
-                yield replace(probe, subject=replace(probe.code, moved=moved)) if moved else probe, sites
+                yield probe._replace(subject=probe.code._replace(moved=moved)) if moved else probe, sites
 
     def _sites(self, probe: Probepoint) -> tuple[Site, ...]:
         """Return the sites of a probepoint; none, after an error or an entry in ``left_out``, if unsupported."""

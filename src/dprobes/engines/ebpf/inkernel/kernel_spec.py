@@ -9,7 +9,7 @@ has all of them.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.lower.lowering_request import ARGUMENT_REGISTERS, Placement
@@ -317,7 +317,7 @@ def plan_kernel(
         if not found or entry_registers(program, probe.definition, resolved.architecture) is None:
             return found
         placement = _ENTRY_OF[found[0].placement]
-        return (replace(found[0], placement=placement, executed=placement.value, is_entry=True), *found)
+        return (found[0]._replace(placement=placement, executed=placement.value, is_entry=True), *found)
 
     probes = tuple((probe, sites(probe)) for probe in resolved.in_code)
     planned = PlannedKernel(resolved, probes, refused=tuple(trampolines.left_out))

@@ -15,8 +15,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from dprobes.engines.engine_interface import RecordBatch
 from dprobes.platform.linux.procfs import system_call_of
@@ -29,8 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["BEYOND", "HOLDING", "SETTLING", "Ended", "HeldQueue", "HeldRecords", "Progress", "progress"]
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(NamedTuple):
     """A probepoint that is to be removed, because of a hit in thread ``tid`` of process ``pid``."""
 
     probe: int

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.bpf.map_layouts import ProbeLoad
 from dprobes.engines.engine_interface import Notice, StateEvent
@@ -24,8 +24,7 @@ __all__ = ["OverloadWatch", "TableWatch"]
 _SECOND = 1e9
 
 
-@dataclass(frozen=True, slots=True)
-class _Stock:
+class _Stock(NamedTuple):
     """Contents of the tables at one moment: hits per probepoint; foreign hits and handlers' nanoseconds per entry."""
 
     hits: dict[int, int]

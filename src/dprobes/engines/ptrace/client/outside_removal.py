@@ -13,7 +13,6 @@ import errno
 import os
 import signal
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dprobes.engines.ptrace.site_patches import NativeMemory, without_jump
@@ -297,7 +296,7 @@ def _rest_of(memory: NativeMemory, shared: Collection[int]) -> NativeMemory | No
     size, own = (memory.size, memory.own) if memory.region in shared else (0, 0)
     others = tuple(each for each in memory.others if each[0] in shared)
     manifest = memory.manifest if memory.manifest is not None and memory.manifest[0] in shared else None
-    rest = replace(memory, own=own, size=size, others=others, manifest=manifest)
+    rest = memory._replace(own=own, size=size, others=others, manifest=manifest)
     return rest if size or others or manifest else None
 
 

@@ -8,15 +8,13 @@ separately.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import mmap
 import os
 import re
 import time
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.arch import architecture
 from dprobes.diagnostics import Diagnostics
@@ -70,8 +68,7 @@ _NAMES_MAX = 4096
 """Maximum number of names of mapped files that are kept: a program may map any number."""
 
 
-@dataclass(frozen=True, slots=True)
-class CompiledSite:
+class CompiledSite(NamedTuple):
     """Resolved module and point of a probepoint in code; ``file`` is the module's device and inode."""
 
     resolved: ResolvedModule
@@ -312,11 +309,11 @@ class Answers:
                 sites += _sites_of(len(self.probes), probe, point, self._program, resolved.architecture)
                 self.compiled[len(self.probes)] = CompiledSite(resolved, point, (mapped.device, mapped.inode))
             # Use the path as the process sees it: the one used here may lead through /proc.
-            self.probes.append(dataclasses.replace(probe, path=mapped.path))
-        self.left_out += [dataclasses.replace(left_out, path=mapped.path) for left_out in resolved.left_out]
+            self.probes.append(probe._replace(path=mapped.path))
+        self.left_out += [left_out._replace(path=mapped.path) for left_out in resolved.left_out]
         watchpoints = resolved.of(ProbeKind.WATCHPOINT)
         watches = self._watch_sites(watchpoints, len(self.probes))
-        self.probes += [dataclasses.replace(watchpoint, path=mapped.path) for watchpoint in watchpoints]
+        self.probes += [watchpoint._replace(path=mapped.path) for watchpoint in watchpoints]
         segment = next(s for s in resolved.module.elf.load_segments if s.executable)
         return Sites(
             (*sites, *own),
@@ -334,7 +331,7 @@ def _is_linker(mapped: ModuleMapped) -> bool:
 
 def _bytes_only(image: CodeImage) -> CodeImage:
     """Return an image without its instructions, which are only for display: the tracer runs the bytes."""
-    return dataclasses.replace(image, instructions=(), labels={})
+    return image._replace(instructions=(), labels={})
 
 
 def _sites_of(

@@ -539,7 +539,7 @@ class Conversation:
         self._asked[mapped.device, mapped.inode, mapped.path] = mapped
         run = self._runs[mapped.program]
         sites, notices = run.answers.sites(mapped)
-        self.outbox.send(dataclasses.replace(_with_native(sites, run), number=mapped.number))
+        self.outbox.send(_with_native(sites, run)._replace(number=mapped.number))
         run.items += notices
 
     def _on_end(self, item_for: Callable[[ProgramRun], QueueEntry]) -> None:
@@ -617,4 +617,4 @@ def _with_native(sites: Sites, run: ProgramRun) -> Sites:
     if run.native is None:
         return sites
     probes = {site.probe for site in sites.sites if site.probe >= 0}
-    return dataclasses.replace(sites, native=run.native.native_probes(probes, run.answers))
+    return sites._replace(native=run.native.native_probes(probes, run.answers))

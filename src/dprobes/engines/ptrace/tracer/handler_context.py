@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.arch.x86_processors import X86_64
@@ -456,7 +455,7 @@ class ThreadContext:
         for breakpoint_ in breakpoints:
             # Emulation and copy of the old instruction do not apply to the new one.
             emulation = (Action.STEP, len(breakpoint_.site.original))
-            breakpoint_.site = replace(breakpoint_.site, emulation=emulation, copy=None)
+            breakpoint_.site = breakpoint_.site._replace(emulation=emulation, copy=None)
         for pid in self._thread.space.pids:
             self._send(Placed(pid, tuple((b.address, b.original) for b in breakpoints)))
 

@@ -197,8 +197,7 @@ JUMP_SIZE = 5
 """Size of jmp rel32 in bytes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(NamedTuple):
     """
     An out-of-line slot.
 

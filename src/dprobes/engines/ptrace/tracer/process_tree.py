@@ -64,7 +64,7 @@ class Identities:
     def born(self, pid: int, space: AddressSpace) -> None:
         """Report a process that has not run yet."""
         if space.patches.memories and (identity := identity_of(pid, pid)) is not None:
-            self._send(replace(identity, program=program_of(pid)))
+            self._send(identity._replace(program=program_of(pid)))
 
     def ended(self, thread: Thread) -> None:
         """Report a thread that has ended and has not been waited for: until then its ids are not reused."""

@@ -16,7 +16,7 @@ import struct
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.errors import TargetError
 from dprobes.target.code.machine_code import prepare_decoder
@@ -50,8 +50,7 @@ _KERNEL_ENTRY = b"\xcd\x80"
 """The software interrupt for system calls, which works in 64-bit code as well."""
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(NamedTuple):
     """
     Effect of an instruction on control flow.
 
@@ -122,8 +121,7 @@ _NEAR_BRANCH = re.compile(rb"[\xe8\xe9]|\x0f[\x80-\x8f]")
 """The opcodes before the 32-bit distance of a call or jump."""
 
 
-@dataclass(frozen=True, slots=True)
-class CodeRange:
+class CodeRange(NamedTuple):
     """Code from one link address to another (excluded)."""
 
     start: int

@@ -21,8 +21,7 @@ x87 unit, and the words that a call through memory leaves below the return addre
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.platform.x86.instruction_relocation import CodeCopy, Copy, relocated
 from dprobes.platform.x86.patches.branch_targets import kind_of, legacy_prefixes, undisplaceable
@@ -44,8 +43,7 @@ _LOAD_RCX = b"\x48\xb9"
 _JUMP_SHORT_5 = b"\xeb\x05"
 
 
-@dataclass(frozen=True, slots=True)
-class DisplacedCode:
+class DisplacedCode(NamedTuple):
     """
     Code at ``address`` for the ``size`` bytes at ``original``, with the boundaries of its instructions in order.
 

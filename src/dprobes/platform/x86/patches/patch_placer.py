@@ -7,7 +7,6 @@ the final jumps there. Each jump is decoded at its address before it is accepted
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.platform.x86.patches.displaced_code import displaced, jump
@@ -72,8 +71,7 @@ MANY = 2000
 """Number of sites above which windows are tried before punned jumps, which need a page each."""
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(NamedTuple):
     """
     Plan with an address for its trampoline of ``room`` bytes, and its writes, in order.
 
@@ -89,8 +87,7 @@ class Placement:
     traps: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Shared:
+class Shared(NamedTuple):
     """Instruction at ``site`` that is displaced already: its handler goes to the same trampoline."""
 
     site: int

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import enum
 from bisect import bisect_right
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -83,8 +82,7 @@ class Reach(NamedTuple):
     last: int
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(NamedTuple):
     """
     Plan for the jump that probes the instruction at ``site``; all addresses are those of the process.
 
@@ -140,8 +138,7 @@ class Plan:
         return self.start // _PAGE != (self.start + self.written - 1) // _PAGE
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(NamedTuple):
     """Reason why the instruction at ``site`` gets no jump, as a clause about ``it``."""
 
     site: int

@@ -194,7 +194,7 @@ def test_random_handlers_do_what_the_interpreter_does(stage: Stage, abilities: A
         text = random_handler(random)
         program = program_of(text)
         image, point = compiled(text)
-        point = replace(point, exception_mask=random.choice((0, 0xFFFF, random.getrandbits(16))))
+        point = point._replace(exception_mask=random.choice((0, 0xFFFF, random.getrandbits(16))))
         request = Request(
             abilities=abilities,
             probe=random.choice((2, None)),

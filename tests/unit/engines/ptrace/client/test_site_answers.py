@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import fcntl
 import os
 import shutil
@@ -43,7 +42,7 @@ def test_a_file_with_the_inode_of_the_mapped_one_on_another_device_is_not_taken_
     with pytest.raises(
         TargetError, match=rf"^MISMATCH: '{mapped.path}' was replaced or removed while process {mapped.pid} uses it$"
     ):
-        reachable(dataclasses.replace(mapped, device=mapped.device + 1))
+        reachable(mapped._replace(device=mapped.device + 1))
 
 
 def test_the_same_file_by_another_path_has_the_same_probepoints(mapped: ModuleMapped) -> None:
@@ -52,7 +51,7 @@ def test_the_same_file_by_another_path_has_the_same_probepoints(mapped: ModuleMa
     answers = Answers(program, allow_write=False)
     sites, notices = answers.sites(mapped)
     assert [(site.probe, site.definition) for site in sites.sites] == [(0, 0), (1, 1)]
-    assert answers.sites(dataclasses.replace(mapped, path=f"/proc/self/root{mapped.path}")) == (sites, [])
+    assert answers.sites(mapped._replace(path=f"/proc/self/root{mapped.path}")) == (sites, [])
     assert notices == []
     assert [probe.where for probe in answers.probes] == ["malloc", "free"]
 
@@ -62,7 +61,7 @@ def test_a_file_that_everybody_can_change_is_read_by_another_process(
 ) -> None:
     copy = Path(shutil.copy(mapped.path, tmp_path / "libc.so.6"))
     status = copy.stat()
-    mapped = dataclasses.replace(mapped, path=str(copy), device=status.st_dev, inode=status.st_ino)
+    mapped = mapped._replace(path=str(copy), device=status.st_dev, inode=status.st_ino)
     text = 'name = "libc.so.6"\noffset = malloc\nexit\noffset = free\nreturn = yes\nexit\n'
     program = parse_source(SourceFile("<test>", text), Diagnostics())
     expected, _ = Answers(program, allow_write=False).sites(mapped)
@@ -83,7 +82,7 @@ def test_a_file_that_everybody_can_change_is_read_by_another_process(
     finally:
         answers.close()
     assert set(found.sites) == set(expected.sites)
-    assert dataclasses.replace(found, sites=expected.sites) == expected
+    assert found._replace(sites=expected.sites) == expected
     assert notices == []
     assert modes == [os.O_PATH]  # it cannot be read by this process
 

@@ -15,7 +15,6 @@ import contextlib
 import os
 import signal
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.engines.ptrace.breakpoint_sites import Role
@@ -372,7 +371,7 @@ class Patcher:
         self._patch(message, attempts)
         for space in self._threads.spaces():
             if space.copied_from == message.pid and message.program in space.patches.memories:
-                self._patch(replace(message, pid=min(space.pids)))
+                self._patch(message._replace(pid=min(space.pids)))
 
     def _patch(self, message: PatchSites, attempts: int = 0) -> None:
         number, pid = message.program, message.pid
@@ -445,7 +444,7 @@ class Patcher:
                 done |= probes
             else:
                 refused += [(probe, why) for probe in sorted(probes)]
-        again = replace(message, pages=(), code=(), fixups=(), patches=tuple(waiting))
+        again = message._replace(pages=(), code=(), fixups=(), patches=tuple(waiting))
         if waiting and not self._retries.add(again, attempts):
             waiting = []
         if replaced:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -129,7 +128,7 @@ def test_where_handlers_would_not_know_all_threads_there_are_no_jumps(
 
 
 def test_what_is_asked_for_a_program_that_has_ended_is_not_done(tracer: Tracer) -> None:
-    tracer.patcher.share(replace(REQUEST, program=1))
+    tracer.patcher.share(REQUEST._replace(program=1))
     tracer.patcher.patch(PatchSites(1, 7, ((1, 0),), (), (), (), ()))
     assert tracer.sent == []
     assert tracer.patcher.look_after() is None
