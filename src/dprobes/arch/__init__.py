@@ -52,7 +52,7 @@ def architecture(name: str) -> Architecture:
 
 
 def is_of_system(register: str) -> bool:
-    """Return whether a name is that of a control, debug or similar register, which contains bits or an address."""
+    """Return whether a name is that of an x86 system register, such as cr0 or dr7: its value is bits or an address."""
     found = architecture("x86_64").register(register)
     return found is not None and found.kind is RegisterClass.SYSTEM
 
@@ -65,7 +65,7 @@ def go_architecture() -> Architecture:
 
 
 def host_architecture() -> Architecture:
-    """Return the architecture of this machine's kernel, or x86-64 if the tables lack it."""
+    """Return the architecture of this machine's kernel (uname(2)), or x86-64 if the tables lack it."""
     import os
 
     machine = os.uname().machine

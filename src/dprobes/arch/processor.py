@@ -39,11 +39,10 @@ class Register:
     """
     A register of an appendix.
 
-    ``index`` is the number in the encoded program. ``bits`` is the width of the value, which takes
-    ``ceil(bits / word)`` cells, least significant on top. A register made of several values (``cpuid``, ``gdtr``) has
-    ``parts`` cells for every word size. ``selector_cells`` cells are popped first to select a value: a leaf of
-    ``cpuid``, the number of an ``msr``. ``memory_offset`` marks a pseudo register in memory, that many bytes above the
-    stack pointer: an argument of i386.
+    ``index`` is the number in encoded RPN. ``bits`` is the width of the value, which takes ``ceil(bits / word)`` cells,
+    least significant on top. A register made of several values (``cpuid``, ``gdtr``) has ``parts`` cells for every word
+    size. ``selector_cells`` cells are popped first to select a value: a leaf of ``cpuid``, the number of an ``msr``.
+    ``memory_offset`` marks a pseudo register in memory, that many bytes above the stack pointer: an argument of i386.
     """
 
     name: str
@@ -57,7 +56,7 @@ class Register:
 
     @property
     def is_kept_at_entry(self) -> bool:
-        """True if engines save the register from the entry of a function to the return (``push entry``)."""
+        """True if engines save the register's value at the entry of a function for ``push entry`` at the return."""
         return self.kind is RegisterClass.GENERAL
 
     def may_be(self, accessed: str) -> bool:

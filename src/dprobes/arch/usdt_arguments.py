@@ -30,7 +30,7 @@ _TEXT_MAX = 256
 
 
 class RegisterPart(NamedTuple):
-    """A part of a register: ``bits`` of it from bit ``shift`` on; ``name`` is that of the processor's table."""
+    """``bits`` bits of a register from bit ``shift`` on; ``name`` is the register's name in the processor's table."""
 
     name: str
     shift: int
@@ -75,7 +75,7 @@ class Argument(NamedTuple):
 
     @property
     def type_name(self) -> str:
-        """The type of the value for people, such as ``s32``."""
+        """The type of the value as messages show it, such as ``s32``."""
         return f"{'f' if self.is_float else 's' if self.signed else 'u'}{8 * self.size}"
 
 
@@ -183,7 +183,7 @@ def _memory(text: str, architecture: Architecture) -> MemoryPlace:
 
 
 def _sum(text: str, operand: str) -> tuple[int, str]:
-    """Return the number and the symbol of a sum."""
+    """Return the number and the symbol, or "", of a sum such as ``symbol+8``; ``operand`` is for the error message."""
     number, symbol, end = 0, "", 0
     for term in _TERM.finditer(text):
         if term.start() != end:

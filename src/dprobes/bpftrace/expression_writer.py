@@ -98,7 +98,7 @@ class Kept(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class MapUses:
-    """The kinds of values in the maps of a script, and the numbers of the probes that write to them, by map names."""
+    """The kind of values in each map of a script, and the numbers of the probes that write to the map, by map name."""
 
     kept: Mapping[str, Kept]
     makers: Mapping[str, Sequence[int]]
@@ -360,7 +360,7 @@ class ExpressionWriter:
         return _NOTHING
 
     def note(self, span: Span, message: str) -> None:
-        """Note a difference in behaviour."""
+        """Report a difference in behaviour as a note."""
         self._diagnostics.note(span, message)
 
     def table(self, map_: script_tree.Map) -> str:
@@ -550,7 +550,7 @@ class ExpressionWriter:
         return self.wrong(call.span, f"'{call.function}' cannot be called so in DProbes C")
 
     def _swapped(self, number: script_tree.Expression) -> Value:
-        """Return a number with its bytes in reverse order, as many as its type has."""
+        """Return a number with the bytes of its type in reverse order."""
         if not isinstance(number, script_tree.Variable):
             return Value(f"bswap({self.number(number)})")
         field = self.fields.get(number.name)
@@ -570,7 +570,7 @@ class ExpressionWriter:
         return Value(f"str({text}{size})", form=Form.TEXT)
 
     def _comparison(self, one: script_tree.Expression, other: script_tree.Expression, size: int, span: Span) -> Value:
-        """Return 0 for strings with the same beginning, as strncmp does."""
+        """Return an expression that is 0 if ``size`` leading characters are equal, as for strncmp; else not 0."""
         left, right = self.value(one), self.value(other)
         if left.form is Form.LITERAL:
             left, right = right, left

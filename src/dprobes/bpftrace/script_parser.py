@@ -44,11 +44,11 @@ class TokenStream(TextTokens):
         super().__init__(text, _TOKEN, partial(Span, source), diagnostics, "the end of the script")
 
     def take_point(self) -> Token | None:
-        """Take the name of a probe; None if none comes next."""
+        """Consume the name of a probe; return None if none comes next."""
         return self.take_match(_POINT)
 
     def take_block(self) -> Token | None:
-        """Take the text up to the ``;`` after the matching ``}``; None if there is none."""
+        """Consume the text up to the ``;`` after the matching ``}``; return None if there is none."""
         depth = 0
         for position in range(self.peek().start, len(self.text)):
             depth += {"{": 1, "}": -1}.get(self.text[position], 0)
@@ -114,7 +114,7 @@ class ExpressionParser:
             return script_tree.Conditional(condition, then, otherwise, self._cursor.span_from(first))
 
     def arguments(self, end: str) -> tuple[script_tree.Expression, ...]:
-        """Parse expressions between commas up to a bracket, which is taken."""
+        """Parse expressions between commas, and consume the closing bracket ``end``."""
         divides, self._divides = self._divides, True
         found = [] if self._cursor.sees(end) else self._cursor.listed(self.expression)
         self._cursor.expect(end, "after the values")

@@ -40,15 +40,15 @@ class NoMachine:
         return name
 
     def tracepoints(self, subsystem: str, pattern: str) -> Sequence[str]:  # noqa: ARG002 - what the protocol says
-        """Return none."""
+        """Return an empty result."""
         return ()
 
     def arrays(self, subsystem: str, name: str) -> Mapping[str, int]:  # noqa: ARG002 - what the protocol says
-        """Return none."""
+        """Return an empty result."""
         return {}
 
     def pointers(self, subsystem: str, name: str) -> Mapping[str, str]:  # noqa: ARG002 - what the protocol says
-        """Return none."""
+        """Return an empty result."""
         return {}
 
 

@@ -27,14 +27,14 @@ _WIDTH_MAX = 4095
 
 
 def _number(digits: str) -> int:
-    """Return a width or precision; too many digits give a number above the limit."""
+    """Return a width or precision, 0 for "". A number of too many digits becomes one above the limit."""
     return (
         int(digits[-len(str(_WIDTH_MAX)) :] or 0) if not digits[: -len(str(_WIDTH_MAX))].strip("0") else _WIDTH_MAX + 1
     )
 
 
 class PrintWriter:
-    """The output that is collected up to the end of a line."""
+    """A collector of ``printf`` output up to the end of a line: a record of DProbes C is a line."""
 
     def __init__(self, values: ExpressionWriter) -> None:
         self._values = values

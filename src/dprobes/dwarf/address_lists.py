@@ -37,14 +37,15 @@ _ELSEWHERE = -1
 """Mark for the begin of a default location, which applies at all other addresses."""
 
 AddressRange = tuple[int, int]
-"""First address, and the one after the last."""
+"""Range of link addresses: the first one, and the end (excluded)."""
 
 
 class ListedBounds(NamedTuple):
     """
-    An entry of a list; ``position`` is the one after it.
+    An entry of a list; ``position`` is the offset in the section after the part that was read.
 
-    The entry is for the addresses from ``begin`` to ``end``; ``begin`` is None if it only sets ``base``.
+    The entry covers the link addresses from ``begin`` to ``end`` (excluded). ``begin`` is None if the entry only sets
+    ``base``, the base address of the following entries.
     """
 
     begin: int | None
@@ -54,7 +55,7 @@ class ListedBounds(NamedTuple):
 
 
 def old_bounds_at(unit: Unit, data: FileBytes, position: int, base: int) -> ListedBounds | None:
-    """Return an entry in the format of DWARF 4; None at the end of the list."""
+    """Return the bounds of an entry in the format of DWARF 4, at ``position``; None at the end of the list."""
     size, order = unit.sizes.address, unit.sizes.order
     begin = int.from_bytes(data[position : position + size], order)
     end = int.from_bytes(data[position + size : position + 2 * size], order)
@@ -65,7 +66,11 @@ def old_bounds_at(unit: Unit, data: FileBytes, position: int, base: int) -> List
 
 
 def bounds_at(unit: Unit, data: FileBytes, position: int, kind: int, base: int) -> ListedBounds:
-    """Return an entry in the format of DWARF 5, by its kind in range lists; ValueError for an unknown one."""
+    """
+    Return the bounds of an entry in the format of DWARF 5 (DW_RLE_* ``kind``).
+
+    Raise ValueError for an unknown kind.
+    """
     size, order, file = unit.sizes.address, unit.sizes.order, unit.file
     match kind:
         case 1:  # base_addressx
@@ -96,7 +101,7 @@ def bounds_at(unit: Unit, data: FileBytes, position: int, kind: int, base: int) 
 
 
 def ranges_of(entry: Entry) -> Sequence[AddressRange]:
-    """Return the nonempty ranges of link addresses that an entry covers; raise ``TargetError`` if unreadable."""
+    """Return the nonempty ranges of link addresses that an entry covers; raise ``TargetError`` for a malformed list."""
     if entry.has(At.RANGES):
         return _listed(entry)
     low = entry.address(At.LOW_PC) if entry.has(At.LOW_PC) else None
@@ -157,7 +162,11 @@ class ListedExpression(NamedTuple):
 
 
 def listed_expressions(entry: Entry, attribute: int) -> Sequence[ListedExpression] | None:
-    """Return the list that an attribute refers to; None if it refers to none; raise ``TargetError`` if unreadable."""
+    """
+    Return the location list that an attribute refers to, None for other attributes.
+
+    Raise ``TargetError`` if the list is malformed.
+    """
     unit = entry.unit
     place = entry.offset_in_section(attribute)
     try:

@@ -69,7 +69,11 @@ class EntryFile(Protocol):
         """Return a section, decompressed; an empty one if it is missing."""
 
     def read_at(self, name: str, offset: int, read: Callable[[SectionBytes], Read]) -> Read:
-        """Return the result of ``read`` at an offset of a section; decompress little more of it than that needs."""
+        """
+        Return the result of ``read`` at an offset of a section.
+
+        Decompress only about as much of the section as it reads.
+        """
 
     def shapes_at(self, offset: int, sizes: FormSizes) -> Shapes:
         """Return the shapes at an offset of their section."""
@@ -81,7 +85,7 @@ class EntryFile(Protocol):
         """Return the type whose type unit has a signature."""
 
     def text_at(self, name: str, offset: int) -> str:
-        """Return the string at an offset of a section."""
+        """Return the NUL-terminated string at an offset of a section."""
 
     def indexed_text(self, unit: Unit, index: int) -> str:
         """Return a string of a unit by its index."""
@@ -205,7 +209,11 @@ class Unit:
         return self.root.address(At.LOW_PC) or 0
 
     def base(self, attribute: int, gnu_attribute: int | None = None) -> int | None:
-        """Return the offset of the unit's part of a section; None without the attribute."""
+        """
+        Return the value of a base attribute: where the unit's part of a section begins.
+
+        Return None if the unit lacks the attribute.
+        """
         if self.skeleton is not None and attribute in (At.ADDR_BASE, At.GNU_RANGES_BASE):
             return self.skeleton.base(attribute, gnu_attribute)
         found = self.root.offset_in_section(attribute)
@@ -280,12 +288,12 @@ class Entry:
         return self.shape.has(attribute)
 
     def number(self, attribute: int) -> int | None:
-        """Return a constant; the forms ``data1`` to ``data8``, which have no sign, are unsigned."""
+        """Return a constant; the forms ``data1`` to ``data8``, which do not state a sign, are read as unsigned."""
         form, value = self.attributes.get(attribute, (0, 0))
         return value if form in CONSTANTS and isinstance(value, int) else None
 
     def signed(self, attribute: int) -> int | None:
-        """Return a constant; forms that have no sign are signed numbers of their size."""
+        """Return a constant; the forms ``data1`` to ``data8`` are read as signed numbers of their size."""
         form, value = self.attributes.get(attribute, (0, 0))
         if form not in CONSTANTS or not isinstance(value, int):
             return None
@@ -295,12 +303,12 @@ class Entry:
         return value - (1 << bits) if value >> (bits - 1) else value
 
     def flag(self, attribute: int) -> bool:
-        """Return whether a flag is set."""
+        """Return whether a flag is set; False without the attribute."""
         form, value = self.attributes.get(attribute, (0, 0))
         return form == Form.FLAG_PRESENT or (form == Form.FLAG and value != 0)
 
     def block(self, attribute: int) -> bytes | None:
-        """Return an expression or another block of bytes."""
+        """Return a DWARF expression or another block of bytes."""
         value = self.attributes.get(attribute, (0, 0))[1]
         return value if isinstance(value, bytes) else None
 
@@ -316,7 +324,7 @@ class Entry:
         return value if form in (Form.RNGLISTX, Form.LOCLISTX) and isinstance(value, int) else None
 
     def text(self, attribute: int) -> str | None:
-        """Return a string."""
+        """Return a string attribute, from the entry or from a section of strings."""
         form, value = self.attributes.get(attribute, (0, 0))
         if isinstance(value, str):
             return value
@@ -361,7 +369,7 @@ class Entry:
 
     @property
     def name(self) -> str | None:
-        """The name; without one, that of an origin or specification."""
+        """The name of the entry, or else of its origin or specification; None if none has a name."""
         for entry in self.origins():
             if entry.has(At.NAME):
                 return entry.text(At.NAME)
@@ -369,7 +377,7 @@ class Entry:
 
     @property
     def linker_name(self) -> str | None:
-        """The symbol's name where it differs from ``name``, as in C++ and Rust."""
+        """The symbol's name, mangled in C++ and Rust (DW_AT_linkage_name); None if debug information has none."""
         for entry in self.origins():
             found = entry.text(At.LINKAGE_NAME) or entry.text(At.MIPS_LINKAGE_NAME)
             if found is not None:
@@ -398,7 +406,7 @@ class Entry:
 
     @property
     def type(self) -> Entry | None:
-        """The type; without one, that of an origin; None for void, or if there is none."""
+        """The entry of the type, or else of an origin's type; None for ``void`` and for entries without a type."""
         for entry in self.origins():
             if entry.has(At.TYPE):
                 return entry.reference(At.TYPE)
@@ -408,7 +416,7 @@ class Entry:
 
     @property
     def has_children(self) -> bool:
-        """True if the entry may have children."""
+        """True if a list of children, which may be empty, follows the entry."""
         return self.shape.has_children
 
     def children(self) -> Iterator[Entry]:

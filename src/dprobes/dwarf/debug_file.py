@@ -1,5 +1,5 @@
 """
-A file with debug information: its sections, its units, and the file that it shares entries with.
+A file with debug information: its sections, its units, and its supplementary file (dwz).
 
 Units are found by their headers, without reading all entries. Malformed bytes raise ``TargetError`` and nothing else.
 """
@@ -43,7 +43,7 @@ _VERSION = 2
 
 
 def _tables(section: SectionBytes, prefix: str) -> Iterator[tuple[int, int, int, int]]:
-    """Iterate over the tables: offset of the unit, address size, begin and end of the rows."""
+    """Iterate over the tables of ``.debug_aranges``: offset of the unit, address size, start and end of the rows."""
     short, long = struct.Struct(f"{prefix}IHIBB"), struct.Struct(f"{prefix}4xQHQBB")
     data, start = section.data, section.start
     while start + short.size <= section.end:
@@ -65,7 +65,7 @@ def _tables(section: SectionBytes, prefix: str) -> Iterator[tuple[int, int, int,
 
 
 def units_listed(section: SectionBytes, prefix: str) -> set[int]:
-    """Return the offsets of the units whose addresses the section lists."""
+    """Return the offsets of the units that have a table in ``.debug_aranges``."""
     return {unit for unit, _, rows, end in _tables(section, prefix) if rows < end}
 
 
@@ -89,7 +89,7 @@ def unit_covering(section: SectionBytes, prefix: str, address: int) -> int | Non
 
 
 NOT_THERE = "put the .dwo files or their .dwp package where the program is, or compile it without -gsplit-dwarf"
-"""Advice if none of the files is the right one."""
+"""Hint for split debug information that is missing or of another build."""
 
 
 def number_of(unit: Unit) -> int | None:
@@ -101,7 +101,7 @@ def number_of(unit: Unit) -> int | None:
 
 
 def split_files(program: ElfFile, name: str, directory: str) -> Iterator[ElfFile]:
-    """Iterate over the possible files of a unit: where it was compiled, and beside the program."""
+    """Iterate over the existing .dwo files ``name``: in the compilation ``directory``, and beside the program."""
     path = Path(directory) / name
     for candidate in (path, Path(os.path.realpath(program.path)).parent / path.name):
         try:
@@ -115,7 +115,11 @@ def split_files(program: ElfFile, name: str, directory: str) -> Iterator[ElfFile
 
 
 def find_alternate_file(elf: ElfFile, directory: Path | None = None) -> ElfFile:
-    """Return the file that ``elf`` shares entries with; raise ``TargetError`` if it is missing or does not match."""
+    """
+    Return the supplementary file (dwz) of ``elf``; raise ``TargetError`` if no file has the build ID in the link.
+
+    ``directory`` is where debug files are installed, None for the default.
+    """
     section = section_bytes(elf, ".gnu_debugaltlink")
     link = bytes(section.data[section.start : section.end])
     name, separator, identity = link.partition(b"\0")
@@ -197,7 +201,7 @@ class DebugFile:
         self._split: dict[int, Unit] = {}
         self._packaged_types: dict[int, Unit | None] = {}
         self._starts: list[int] = [0]
-        """The starts of the units whose headers were read so far, and that of the next unit."""
+        """The section offsets of the units whose headers were read so far, and of the unit after them."""
 
     def malformed(self, detail: str) -> NoReturn:
         """Raise ``TargetError`` for malformed debug information."""
@@ -243,7 +247,7 @@ class DebugFile:
 
     @property
     def has_alternate(self) -> bool:
-        """True if the file shares entries with others in another file."""
+        """True if the file refers to a supplementary file (dwz)."""
         return self.section(".gnu_debugaltlink").size > 0
 
     @cached_property
@@ -265,7 +269,7 @@ class DebugFile:
 
     @cached_property
     def _files_of_types(self) -> Sequence[DebugFile]:
-        """The files for the type units of the package."""
+        """The parts of the package with its type units, one ``DebugFile`` each."""
         package = self.package
         return (
             ()
@@ -274,7 +278,7 @@ class DebugFile:
         )
 
     def whole_unit(self, unit: Unit) -> Unit:
-        """Return a unit with its entries, which may be in its own file (``-gsplit-dwarf``)."""
+        """Return the split unit of a skeleton unit (``-gsplit-dwarf``), or the unit itself if it is no skeleton."""
         if not unit.is_skeleton:
             return unit
         if unit.offset not in self._split:

@@ -1,8 +1,8 @@
 """
 Search for entries by address or name.
 
-A unit is searched only if it covers the address. For a name, its bytes must contain the name, or a reference to it, at
-a position that fits a requested entry. There is no index.
+For an address, only the unit that covers it is searched. For a name, only units whose bytes contain the name, or a
+reference to it, at a position that fits a requested entry. No index is built.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ __all__ = [
 
 def plausible_places(unit: Unit, places: Sequence[int], tags: Collection[int], *, declarations: bool) -> Sequence[int]:
     """
-    Return the ``places`` at which an entry with one of the ``tags`` may have a name, judging by the bytes before.
+    Return those of the ``places`` that may be the name of an entry with one of the ``tags``, or refer to it.
 
-    Without ``declarations`` entries that only declare something do not count. So a coincidental match, or an entry of
-    another kind, is excluded without reading all entries before it.
+    The bytes before a place are compared with the codes of abbreviations, so no entries need to be read. Without
+    ``declarations`` entries that only declare something do not count.
     """
     heads: dict[int, set[bytes]] = {}
     for code, shape in _shapes_with(unit, tags):
@@ -88,7 +88,7 @@ _LONGEST = 64
 
 
 def _begins(before: bytes, heads: Iterable[tuple[int, set[bytes]]]) -> bool:
-    """Return whether the bytes before a name match one of the ``heads`` at its distance."""
+    """Return whether one of the ``heads``, (distance, codes), has a code at its distance before a name."""
     for distance, codes in heads:
         if distance > _LONGEST or any(before[-distance:].startswith(code) for code in codes):
             return True
@@ -155,7 +155,7 @@ def units_with(file: DebugFile, raw: bytes) -> Iterator[tuple[Unit, Sequence[int
 
 
 def places_in(file: DebugFile, unit: Unit, raw: bytes) -> Sequence[int] | None:
-    """Return the places where the bytes of one unit may refer to a name; None if they are not known."""
+    """Return the offsets at which a unit may have a name or a reference to it; None if they are not known."""
     if _has_indexed_texts(unit):
         return None
     own, strings = unit.section, [file.section(".debug_str")]
@@ -221,7 +221,7 @@ def entry_around(parent: Entry, place: int) -> Entry | None:
 
 
 def may_have(places: Sequence[int] | None, entry: Entry) -> bool:
-    """Return whether one of ``places`` is in an entry or its descendants; true if they are None, for unknown."""
+    """Return whether one of ``places`` is in an entry or its descendants; True if ``places`` is None, for unknown."""
     if places is None:
         return True
     number = bisect_left(places, entry.offset)

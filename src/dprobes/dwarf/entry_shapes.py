@@ -1,5 +1,5 @@
 """
-The shapes of entries (``.debug_abbrev``), and the decoding of entries by them.
+The shapes of entries, which DWARF calls abbreviation declarations (``.debug_abbrev``), and the decoding of entries.
 
 ::
 
@@ -45,10 +45,14 @@ _LEB = rb"[\x80-\xff]*+[\x00-\x7f]"
 _SHAPE = re.compile(
     rb"%b%b.(?:(?!\x00\x00)%b(?:\x21%b|(?!\x21)%b))*+\x00\x00" % (_LEB, _LEB, _LEB, _LEB, _LEB), re.DOTALL
 )
-"""A whole shape: code, tag, flag for children, attributes with their forms; 0x21 is IMPLICIT_CONST."""
+"""
+A whole abbreviation declaration: code, tag, flag for children, attributes with their forms.
+
+The form 0x21 is IMPLICIT_CONST, which a signed value follows.
+"""
 
 _NUMBER, _TEXT, _BLOCK, _BLOCK1, _BLOCK2, _BLOCK4, _INDIRECT = -1, -2, -3, -4, -5, -6, -7
-"""Steps whose size depends on the bytes; a positive step is a size in bytes."""
+"""Negative steps, for forms whose size depends on the value; a positive step is a number of bytes to skip."""
 
 _LOOKING = {
     Form.SDATA: _NUMBER, Form.UDATA: _NUMBER, Form.REF_UDATA: _NUMBER, Form.STRX: _NUMBER, Form.ADDRX: _NUMBER,
@@ -72,7 +76,7 @@ _OFFSETS = frozenset(
 
 
 class FormSizes(NamedTuple):
-    """The sizes in the header of a unit: in bytes of an address, and of an offset in a section (4 or 8)."""
+    """The facts in a unit's header that sizes of forms depend on: ``address`` and ``offset`` are sizes in bytes."""
 
     address: int
     offset: int
@@ -102,7 +106,7 @@ class AttributeShape(NamedTuple):
 
 class EntryShape(NamedTuple):
     """
-    The shape of entries.
+    The tag and attributes of entries with one abbreviation code.
 
     ``steps`` skip all attributes. ``sibling`` is the number of bytes before the reference to the next sibling, whose
     form is ``sibling_form``; it is None if there is no such reference, or the number varies.
@@ -202,7 +206,7 @@ def _shape(tag: int, has_children: bool, attributes: list[AttributeShape], sizes
 
 
 def skip_entry(data: FileBytes, position: int, shape: EntryShape, sizes: FormSizes) -> int:
-    """Return the end of an entry whose attributes begin at ``position``."""
+    """Return the offset after an entry whose attributes begin at ``position``."""
     for step in shape.steps:
         position = position + step if step >= 0 else _looked(data, position, step, sizes)
     return position

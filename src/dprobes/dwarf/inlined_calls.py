@@ -87,7 +87,7 @@ def inlined_calls_of(file: DebugFile, name: str) -> Iterator[InlinedCall]:
 
 
 def _is_elsewhere(function: Entry) -> bool:
-    """Return whether a unit only calls a function: many do, and a search for references to each is slow."""
+    """Return whether a C unit only declares a function, so that a search for its inlined calls there is omitted."""
     return function.has(At.DECLARATION) and is_c(function.unit)
 
 
@@ -99,7 +99,11 @@ class _Search:
         self._places = places
 
     def calls_in(self, parent: Entry, function: Entry | None, depth: int, level: int) -> Iterator[InlinedCall]:
-        """Iterate over the calls in an entry, which is in a ``function``, and in ``depth`` calls."""
+        """
+        Iterate over the calls in an entry.
+
+        ``depth`` is the number of inlined calls around it, ``level`` its depth in the tree.
+        """
         if level > _DEPTH_MAX:
             parent.unit.file.malformed(f"the contents of the entry at {parent.offset:#x} does not end")
         for entry in parent.children():

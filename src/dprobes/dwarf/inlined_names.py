@@ -1,4 +1,4 @@
-"""The names of inlined calls, for frames of stacks, as far as debug information is available and read in time."""
+"""The names of inlined calls for frames of call stacks, from debug information, within a limit of time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CALLS_MAX = 4096
 
 @dataclass(slots=True)
 class _Known:
-    """The debug information of a module, None without it, and the seconds that reading it took."""
+    """The debug information of a module, None if it has none, and the time in seconds that reading it took so far."""
 
     file: DebugFile | None
     seconds: float
@@ -37,7 +37,7 @@ class InlinedNames:
     """A finder of inlined calls in the functions of modules (``code_names.InliningFinder``)."""
 
     def __init__(self, seconds: float = _SECONDS) -> None:
-        """Limit the time for a module's debug information to ``seconds`` in all."""
+        """Limit the total time for reading each module's debug information to ``seconds``."""
         self._seconds = seconds
         self._modules: WeakKeyDictionary[Module, _Known] = WeakKeyDictionary()
 
@@ -47,8 +47,8 @@ class InlinedNames:
         """
         Return the pieces of inlined calls in a range of bytes of a module's file, each before those nested in it.
 
-        The result is empty if the debug information is damaged, or has taken too much time already. ``name_of`` returns
-        a symbol's name for people.
+        The result is empty if the debug information is damaged, or has taken too much time already. ``name_of``
+        demangles a symbol's name.
         """
         began = time.perf_counter()
         try:

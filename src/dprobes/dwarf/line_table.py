@@ -38,7 +38,7 @@ class LineSections(NamedTuple):
 
 class LineRow(NamedTuple):
     """
-    The first instruction of a line, or of a part of it.
+    A row of the line table: the first instruction of a line, or of a part of a line.
 
     ``file`` is an index of the program's files. ``ends`` is set in the row after the last instruction of a sequence,
     which belongs to no line.
@@ -309,7 +309,7 @@ def addresses_of_lines(sections: LineSections, path: str, first: int, last: int)
 
 
 class _Statements:
-    """The statements of lines from ``first`` to ``last`` of a file."""
+    """A collector of the statements of lines ``first`` to ``last`` (included) of a source file."""
 
     def __init__(self, path: str, first: int, last: int) -> None:
         self._path = path
@@ -322,7 +322,7 @@ class _Statements:
         self._lines: set[int] = set()
 
     def look_in(self, program: LineProgram) -> None:
-        """Add the statements in the line table of a unit."""
+        """Add the statements of the file's requested lines that a unit's line table has."""
         files = {number for number, each in enumerate(program.files) if _ends_with(each, self._path)}
         before: LineRow | None = None
         for row in program.rows() if files else ():
@@ -361,7 +361,7 @@ def _ends_with(path: str, end: str) -> bool:
 
 
 def _normal(path: str) -> str:
-    """Return a path without redundant parts: units name the same header in several ways."""
+    """Return a path without ``.``, ``..`` and double slashes: units name the same header in several ways."""
     parts: list[str] = []
     for part in path.split("/"):
         if part == ".." and parts and parts[-1] not in ("", ".."):

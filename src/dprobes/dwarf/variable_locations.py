@@ -100,7 +100,7 @@ def _expressible(unit: Unit, frame: Frame) -> Expressible:
 
 
 def _node_of(place: Location) -> Node:
-    """Return an address, or the content of a register."""
+    """Return the node for the address of a location in memory, or for the content of a register."""
     match place:
         case InMemory(node):
             return node
@@ -171,7 +171,7 @@ def _expression_at(entry: Entry, attribute: int, frame: Frame) -> Location:
 
 
 def _chosen(entry: Entry, attribute: int, address: int) -> bytes | None:
-    """Return the expression of a list for an instruction, None without one."""
+    """Return the expression that a location list has for a link address, or its default; None without either."""
     otherwise = None
     for start, end, expression in listed_expressions(entry, attribute) or ():
         if start is None:

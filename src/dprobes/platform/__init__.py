@@ -1,1 +1,1 @@
-"""The machine below the engines: interfaces of Linux, code of processors, core dumps, and other users' files."""
+"""Platform of the engines: interfaces of Linux, machine code, core dumps, and other users' files."""

@@ -1,5 +1,5 @@
 """
-Resolution: from a program and the files of its module, or the kernel, to probepoints.
+Resolution: finds the probepoints of a probe program in the files of its module, or in the kernel.
 
 ``probed_space`` has the kinds of targets of a program, and ``local_module`` combines the other modules. Each kind of
 probepoint has a function that finds it, in ``breakpoints`` (with returns), ``usdt_probes`` or ``codeless_probes``;

@@ -63,7 +63,7 @@ def movable_probes(resolved: ResolvedModule) -> list[Probepoint]:
 
 
 def _is_named(probe: Probepoint) -> bool:
-    """Return whether the place was written as the name of a function, without a distance or a number."""
+    """Return whether the probe program names the place by a function alone, without a distance or a number."""
     match probe.definition.location:
         case Glob() | Offset(Expression(0, str())):
             return True
@@ -77,10 +77,10 @@ _STACK_HINT = "push what is on the stack: 'push r, sp', 'push 8', 'add', 'push m
 
 class GoConventions:
     """
-    The calling conventions of the functions that a program probes; ``is_go`` is true for a Go module.
+    The calling conventions of the functions that a probe program probes; ``is_go`` is true for a Go module.
 
-    In a Go program ``arg0`` and so on are Go's registers, and C's in C functions. If a function takes no arguments in
-    registers, a handler that uses one is refused, or a match left out.
+    In Go functions ``arg0`` and so on are the registers of Go's ABIInternal, in C functions those of the C ABI. ABI0
+    passes no arguments in registers: a handler that uses one is refused, or a pattern's match left out.
     """
 
     def __init__(self, program: Program, *, is_go: bool) -> None:
@@ -159,7 +159,11 @@ _LISTED = 4
 
 
 def told_of_inlining(module: Module, name: str, error: TargetError) -> TargetError:
-    """Return an error with the places where a function was inlined; if it was not inlined, return ``error``."""
+    """
+    Return an error for a missing symbol that lists the places where the function was inlined.
+
+    Return ``error`` if there are none.
+    """
     if module.symbols.lookup(name) or module.symbols.imports(name):
         return error
     try:
@@ -200,7 +204,7 @@ def _written(path: Path) -> str:
 
 
 _Places = dict[tuple[int, bool], Probepoint]
-"""The probepoints found so far, by file offset and ``at_return``."""
+"""The probepoints found so far; the key is the file offset and ``at_return``."""
 
 _MOVES = "Go moves the stacks of goroutines while their functions run"
 
@@ -257,7 +261,7 @@ def _check_unique(probe: Probepoint, earlier: _Places, diagnostics: Diagnostics)
 
 
 def _exits_difference(module: Module, exits: Exits) -> str:
-    """Return the difference of a function's first exit whose instruction is not the expected one; "" without one."""
+    """Return the difference of a function's first exit from what the compiled program expects there; "" for none."""
     for leaving in exits.exits:
         if (difference := module.difference_at(leaving.offset)) is not None:
             return f"at offset {leaving.offset:#x}, where it is left: {difference}"

@@ -29,7 +29,11 @@ __all__ = ["length_problem", "resolve_samplers", "resolve_tracepoints", "resolve
 
 
 def resolve_samplers(program: Program, path: str) -> tuple[Probepoint, ...]:
-    """Return the samplers of a program for the code of the file at ``path``, or for all code if that is ANYWHERE."""
+    """
+    Return the samplers of a program.
+
+    Hits are in the code of the file at ``path``, or anywhere if that is ANYWHERE.
+    """
     return tuple(
         Probepoint(
             ProbeKind.SAMPLER,

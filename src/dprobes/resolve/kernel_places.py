@@ -71,7 +71,7 @@ class KernelModule:
 
     @property
     def path(self) -> Path:
-        """The name that replaces a file's name in messages and records."""
+        """The name of the kernel or module in messages and records, in the place of a file name."""
         return Path(self.name or KERNEL_NAMES[0])
 
     @property
@@ -98,7 +98,11 @@ class KernelModule:
 
     @property
     def is_loaded(self) -> bool:
-        """True if it is in memory; else addresses are invented from its file."""
+        """
+        True if the kernel or module is in memory.
+
+        Otherwise addresses are computed from its file, for an arbitrary base.
+        """
         return self.kernel.is_loaded
 
     def address_of(self, symbol: str) -> int:
@@ -112,7 +116,11 @@ class KernelModule:
         return address
 
     def pushed(self, symbol: str) -> int:
-        """Return a symbol's address as handlers push it, also per-CPU; ``TargetError`` if it is not loaded."""
+        """
+        Return a symbol's address as handlers push it, for a per-CPU symbol its offset.
+
+        Raise ``TargetError`` if the kernel or module is not loaded.
+        """
         if self.is_loaded:
             return self.kernel.symbol(symbol, self.name).address
         self.address_of(symbol)
@@ -146,7 +154,7 @@ class ResolvedKernel:
 
     @property
     def per_cpu(self) -> tuple[int, frozenset[int]]:
-        """The address of the CPUs' offsets, and the addresses in ``symbols`` that are of per-CPU variables."""
+        """The address of ``__per_cpu_offset``, or 0, and the addresses in ``symbols`` that are of per-CPU variables."""
         kernel = self.module.kernel
         if self.module.name:
             return 0, frozenset()
@@ -323,7 +331,7 @@ class _Resolver:
         return None
 
     def _function(self, address: int) -> KernelSymbol | None:
-        """Return the function of the module at an address, None without one."""
+        """Return the function of the module that covers an address; None if there is none."""
         symbol = self._kernel.symbols.covering(address)
         return symbol if symbol is not None and symbol.module == self._module.name else None
 
@@ -376,7 +384,11 @@ class _Resolver:
         return DecodedInstruction(address, 0, b"", "?", 0, "?", address - self._module.base)
 
     def _say_unverified(self, definition: ProbeDefinition, problem: str) -> None:
-        """Add a note, once, that instructions are not verified here; with 'opcode' it is a warning."""
+        """
+        Add one note per program that instructions here are not verified.
+
+        If the definition has 'opcode', add a warning.
+        """
         if definition.opcode is not None:
             self._diagnostics.warning(definition.span("opcode"), f"the opcode is not verified: {problem}")
         elif not self._has_said_unverified and self._kernel.checks_places:

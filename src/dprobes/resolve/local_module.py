@@ -102,7 +102,7 @@ def _events(program: Program, module: Module, diagnostics: Diagnostics) -> tuple
 
 
 def encode_for(program: Program, arch: Architecture, of_c: frozenset[int]) -> CodeImage:
-    """Return a program's code; the handlers of the definitions ``of_c`` use C's argument registers."""
+    """Return a program's encoded RPN; the handlers of the definitions ``of_c`` use C's argument registers."""
     return encode(program, arch, dict.fromkeys(of_c, architecture(arch.name)))
 
 
@@ -110,7 +110,7 @@ def resolve_everywhere(program: Program, arch: Architecture, diagnostics: Diagno
     """
     Return the probepoints that a program has without any file; raise ``SourceError`` for errors.
 
-    They are the same for all programs of a processor. A program about a module has none.
+    They are the same in all processes of a processor. A probe program for a module has none.
     """
     match space_of(program):
         case Space.PROCESSES:

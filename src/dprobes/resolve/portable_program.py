@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["build_joined", "build_ppdf", "files_of_modules", "needs_write", "selected"]
 
 _NEIGHBOURHOOD = 64
-"""Number of bytes after a probepoint whose symbols are carried: engines take each for a possible jump target."""
+"""Number of bytes after a probepoint whose symbols are carried: engines regard them as possible jump targets."""
 
 
 def build_ppdf(
@@ -186,7 +186,7 @@ def _is_right(program: Program, machine: str) -> bool:
 
 
 def needs_write(program: Program) -> bool:
-    """Return whether a program changes or stops its target."""
+    """Return whether a program changes the memory or registers of its target, or stops it."""
     if writing_instructions(program):
         return True
     if not calls_extensions(program):
@@ -261,7 +261,7 @@ def _is_file_of(path: Path, program: Program) -> bool:
 
 
 def selected(ppdf: Ppdf, program: Program, chosen: Program) -> Ppdf:
-    """Return the compiled file of a part of its program: some definitions, and the data that they need."""
+    """Return a compiled file for ``chosen``, which has some of the definitions of ``program``; it carries no eBPF."""
     kept = [n for n, each in enumerate(program.definitions) if any(each is other for other in chosen.definitions)]
     numbers = {old: new for new, old in enumerate(kept)}
     builds = tuple(

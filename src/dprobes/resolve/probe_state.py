@@ -8,7 +8,7 @@ __all__ = ["ProbeState", "impossible_address"]
 
 
 class ProbeState(Enum):
-    """A state of a probepoint; the words are those of ``query`` (recovered reference 2.4)."""
+    """A state of a probepoint; the values are the words that ``query`` prints (recovered reference 2.4)."""
 
     COMPILED = "COMPILED"
     ACTIVE = "ACTIVE"
@@ -27,7 +27,7 @@ class ProbeState(Enum):
         return self not in (ProbeState.COMPILED, ProbeState.ACTIVE, ProbeState.DISABLED, ProbeState.REMOVED)
 
     def line(self, reason: str, where: str = "", outcome: str = "not inserted") -> str:
-        """Return a line with the state, ``where``, the reason why there is no probepoint, and the outcome."""
+        """Return "STATE WHERE: REASON; OUTCOME", a line about a probepoint that is missing."""
         return f"{self.value}{where and ' '}{where}: {reason}; {outcome}"
 
 

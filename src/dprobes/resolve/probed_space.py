@@ -57,7 +57,7 @@ def check_skip(
 
 
 ANYWHERE = "*"
-"""Module name in programs whose samplers run the handler wherever they interrupt."""
+"""Module name in programs with samplers of all code, whatever the CPU executes."""
 MACHINE = "machine"
 """Module name in programs about the machine itself, for any software on it."""
 
@@ -85,7 +85,7 @@ class SymbolSpace(Protocol):
 
     @property
     def path(self) -> Path:
-        """Its file, or its name in messages."""
+        """The path of the file, or the name of the space in messages."""
 
     @property
     def word_size(self) -> int:
@@ -102,7 +102,7 @@ class EveryProcess(NamedTuple):
 
     @property
     def path(self) -> Path:
-        """The name that replaces a file's name in messages."""
+        """The name of the space in messages, in the place of a file name."""
         return Path(f"{self.architecture.name} programs")
 
     @property

@@ -210,7 +210,7 @@ def probepoint_in_code(
     """
     Return the breakpoint or return of a definition.
 
-    The function of a return is ``where`` unless ``function`` is given.
+    The function of a return is ``where`` if ``function`` is empty.
     """
     kind, named = (ProbeKind.RETURN, function or where) if definition.at_return else (ProbeKind.BREAKPOINT, function)
     return Probepoint(kind, number, definition, path, where, code, state, named, detail)
@@ -230,7 +230,7 @@ def opcode_state(definition: ProbeDefinition, found: DecodedInstruction, diagnos
 
 
 class LeftOutProbe(NamedTuple):
-    """A match of a definition's pattern without a probepoint, and the reason."""
+    """A match of a definition's pattern that has no probepoint; ``reason`` is a clause about the function or place."""
 
     number: int
     path: str
@@ -278,7 +278,7 @@ class ResolvedModule(NamedTuple):
 
 
 def places_of(module: str, probes: Sequence[Probepoint], first: int = 0) -> list[Place]:
-    """Return the places of the probepoints of the module's program, from the one numbered ``first`` on."""
+    """Return the places of the module's probepoints in records, from the index ``first`` in ``probes`` on."""
     known: set[tuple[str, int, bool]] = set()
     if any(probe.at_return for probe in probes):
         known = {probe.place for probe in probes if probe.is_in_code}
@@ -294,7 +294,7 @@ def _place_of(module: str, probe: Probepoint, known: set[tuple[str, int, bool]])
 
 
 def with_files(source: RecordSource, probes: Iterable[Probepoint]) -> RecordSource:
-    """Return a copy of a source with the files of these probepoints added; some files have no build-id."""
+    """Return a copy of a record source that adds the files of probepoints in code, and their build IDs, if any."""
     build_ids, paths = dict.fromkeys(source.build_ids), dict.fromkeys(source.paths)
     for path in dict.fromkeys(probe.path for probe in probes if probe.is_in_code):
         paths[path] = None

@@ -107,7 +107,7 @@ class _Resolver:
         self._diagnostics.warning(self._span, f"{left_out[0].name} is left out, because {left_out[0].reason}{more}")
 
     def _where(self, site: UsdtSite, *, is_alone: bool) -> str:
-        """Return the name of a site for people: that of the probe, and the place if the probe has several sites."""
+        """Return the name of a site in messages: the probe's name, and unless ``is_alone`` the site's place."""
         if is_alone or site.offset is None:
             return f"usdt:{site.probe}"
         symbol = self._module.symbol_at(site.offset)
@@ -174,7 +174,11 @@ class _Resolver:
         self._diagnostics.error(self._span, f"'{self._path}' has no USDT probe '{self._location}'", hint=hint)
 
     def _refuse_all(self, sites: Sequence[UsdtSite], left_out: Sequence[LeftOutProbe]) -> None:
-        """Add the error that no site fits the handler; it is at the argument, if all of them lack that."""
+        """
+        Add the error that no site fits the handler.
+
+        Its span is the argument's if all sites lack the same argument.
+        """
         most = max(len(site.arguments) for site in sites)
         places = f"'{self._location}' has {_counted(len(sites), 'site')} in '{self._path}', with "
         for push in self._pushes:

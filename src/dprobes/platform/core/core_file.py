@@ -1,12 +1,12 @@
 """
-Layout of the file of a core dump, as the kernel would write it for a process, from data that others collect.
+Layout of core files in the format of the kernel, from data that ``core_writer`` collects.
 
 This module accesses no process and makes no system call. A file has these parts; memory starts at page boundaries::
 
     ELF header | program headers | (section header) | notes: process, threads, files | memory of each segment
 
-Sources: elf(5), core(5); ``include/uapi/linux/elfcore.h``, ``fs/binfmt_elf.c`` and ``fs/coredump.c`` of the kernel.
-The differences between processors are in ``PROCESSORS``.
+Sources: elf(5), core(5); ``include/uapi/linux/elfcore.h``, ``fs/binfmt_elf.c`` and ``fs/coredump.c`` of the kernel. The
+differences between processors are in ``PROCESSORS``.
 """
 
 from __future__ import annotations
@@ -126,7 +126,11 @@ class CoreProcessor:
 def image_of(
     fields: Sequence[RegisterField], order: Literal["little", "big"], read: Callable[[str], int | None]
 ) -> bytes:
-    """Return registers in the format of a note; ``read`` returns one by its name, or None: then it is 0."""
+    """
+    Return registers in the format of a note.
+
+    ``read`` returns a register by name; a register for which it returns None becomes 0.
+    """
     image = bytearray()
     for place in fields:
         value = next((found for found in map(read, place.names) if found is not None), 0)
@@ -137,11 +141,15 @@ def image_of(
 
 
 _EMPTY = 3
-"""Tag of an empty register of the x87."""
+"""Two-bit tag of an empty x87 register."""
 
 
 def _fields(text: str, size: int) -> tuple[RegisterField, ...]:
-    """Return registers from the words of a string: names separated by slashes, or ``-`` for padding."""
+    """
+    Return a register of ``size`` bytes for each word of a string.
+
+    A word is the possible names, separated by slashes, or ``-`` for padding.
+    """
     return tuple(RegisterField(() if word == "-" else tuple(word.split("/")), size) for word in text.split())
 
 
@@ -238,7 +246,11 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class CoreThread:
-    """Thread; ``registers`` is the general set in the kernel's format, ``more`` has other register sets."""
+    """
+    Thread; ``registers`` is an ``elf_gregset_t``, ``more`` the notes of the other register sets.
+
+    ``pending`` and ``blocked`` are signal sets, bit n - 1 for signal n.
+    """
 
     tid: int
     registers: bytes
@@ -246,12 +258,12 @@ class CoreThread:
     pending: int = 0
     blocked: int = 0
     times: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
-    """Seconds of user and system time, of the thread and of the children that were waited for."""
+    """User and system time of the thread, then of its waited-for children, in seconds (pr_utime to pr_cstime)."""
 
 
 @dataclass(frozen=True, slots=True)
 class CoreProcess:
-    """Data of the process as a whole; ``signal_info`` belongs to the first thread."""
+    """Data of the process as a whole; ``signal_info`` is the ``siginfo_t`` of the first thread's signal."""
 
     processor: CoreProcessor
     pid: int
@@ -270,7 +282,7 @@ class CoreProcess:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Mapping of which the file has the first ``size`` bytes."""
+    """Mapping from ``start`` to ``end`` (excluded); the core file has its first ``size`` bytes."""
 
     start: int
     end: int
@@ -280,7 +292,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class CoreLayout:
-    """File contents before the memory, the offset of each segment's memory, and the size of the whole file."""
+    """File contents before the memory, the file offset of each segment's memory, and the file size in bytes."""
 
     head: bytes
     offsets: tuple[int, ...]
@@ -313,7 +325,7 @@ class Area:
 
     @property
     def is_private_anonymous(self) -> bool:
-        """True if a page that the process never touched can only be zero."""
+        """True if the mapping is private and has no file, so that a page that was never written is all zeros."""
         return not self.mapping.is_file and "sh" not in self.flags
 
 
@@ -335,7 +347,7 @@ def parse_smaps(text: str) -> Iterator[Area]:
 
 
 def extent(area: Area, wanted: int) -> Extent:
-    """Return the part of a mapping that is to be written; ``wanted`` is the process's ``coredump_filter``."""
+    """Return the part of a mapping that the kernel would write; ``wanted`` is the bit mask ``coredump_filter``."""
     flags, mapping = area.flags, area.mapping
     shared = "sh" in flags
     if mapping.path == "[vdso]":
@@ -365,7 +377,11 @@ _OVERFLOW_ID = 65534
 
 
 def notes(process: CoreProcess, threads: Sequence[CoreThread], files: Sequence[Mapping]) -> bytes:
-    """Return the notes of a core file; a debugger shows the first one of ``threads`` first."""
+    """
+    Return the note segment of a core file.
+
+    Debuggers select the first one of ``threads``, which must not be empty.
+    """
     first, *others = threads
     whole = [
         Note(NoteType.PRPSINFO, _process_info(process)),
@@ -401,7 +417,7 @@ def _padded(data: bytes) -> bytes:
 
 
 def _status(process: CoreProcess, thread: CoreThread) -> bytes:
-    """Return a ``struct elf_prstatus``; after the registers is ``pr_fpvalid``, padded to a whole word."""
+    """Return a ``struct elf_prstatus``; ``pr_fpvalid`` follows the registers, padded to a whole word."""
     processor = process.processor
     size, word = processor.word_size, processor.word
     mask = (1 << 8 * size) - 1

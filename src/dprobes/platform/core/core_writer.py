@@ -1,8 +1,8 @@
 """
 Collection of a process's data for its core dump from ``/proc``: ids, threads, and the memory to be written.
 
-The files may be those of this machine, or of another one: ``read`` returns the contents of one by its path, and raises
-OSError where there is none.
+The files may be those of this machine, or of another one: ``read`` returns the contents of the file at a path, and
+raises OSError if the file does not exist.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class CorePart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CoreContents:
-    """Contents of a core file; a debugger shows the first one of ``threads`` first."""
+    """Contents of a core file; debuggers select the first one of ``threads``."""
 
     process: CoreProcess
     threads: Sequence[CoreThread]
@@ -86,7 +86,11 @@ class CoreContents:
 
 
 def write_contents(contents: CoreContents, memory: CoreMemory, output: int) -> int:
-    """Write a core file to a new, empty file, and return its size; raise OSError if it cannot be written."""
+    """
+    Write a core file to the descriptor ``output`` of an empty file; return the size in bytes.
+
+    Raise OSError if writing fails.
+    """
     process = contents.process
     note_bytes = notes(process, contents.threads, contents.files)
     layout = place(process.processor, note_bytes, [part.segment for part in contents.parts])
@@ -110,7 +114,11 @@ def _copy(part: CorePart, memory: CoreMemory, output: int, offset: int) -> None:
 
 
 def _read_all(memory: CoreMemory, start: int, size: int) -> bytes:
-    """Return memory with zeros where it cannot be read, such as after the end of a mapped file."""
+    """
+    Return memory, with zeros for unreadable bytes, such as those after the end of a mapped file.
+
+    ``size`` is a multiple of the page size.
+    """
     data = memory.read(start, size)
     if len(data) == size:
         return data
@@ -119,7 +127,7 @@ def _read_all(memory: CoreMemory, start: int, size: int) -> bytes:
 
 
 def _filled(data: bytes) -> Iterator[tuple[int, int]]:
-    """Iterate over the runs of pages that are not all zeros."""
+    """Iterate over the runs of pages that are not all zeros: offsets of their start and end (excluded) in ``data``."""
     if not any(data[:PAGE_SIZE]) and not data.strip(b"\0"):
         return
     first: int | None = None
@@ -150,7 +158,7 @@ _PRESENT_OR_SWAPPED = 3 << 62  # Documentation/admin-guide/mm/pagemap.rst
 
 @dataclass(frozen=True, slots=True)
 class HeldThread:
-    """State of a thread; without ``registers`` the thread could not be stopped."""
+    """State of a thread; ``registers`` is empty if the thread could not be stopped."""
 
     tid: int
     registers: bytes
@@ -187,14 +195,18 @@ def contents_of(request: CoreRequest, read: Reader, memory: CoreMemory) -> CoreC
 
 
 def page_exists(entries: bytes, count: int, order: str = "=") -> bool:
-    """Return True if one of ``count`` pages exists, by their entries in ``/proc/PID/pagemap`` (proc(5))."""
+    """
+    Return True if one of ``count`` pages is present or swapped, by their ``/proc/PID/pagemap`` entries (proc(5)).
+
+    Return True also if ``entries`` is too short; ``order`` is the byte order in formats of ``struct``.
+    """
     if len(entries) < 8 * count:
         return True  # the kernel does not show it
     return any(entry & _PRESENT_OR_SWAPPED for entry in struct.unpack_from(f"{order}{count}Q", entries))
 
 
 def _is_left_out(request: CoreRequest, area: Area) -> bool:
-    """Return True if a mapping is not the program's, or no memory."""
+    """Return True if dprobes mapped all of a mapping, or if it is the vsyscall page."""
     mapping = area.mapping
     covered = mapping.start
     for start, end in sorted(request.left_out):
@@ -221,12 +233,12 @@ def _filter(read: Reader, tid: int) -> int:
 
 
 def _stat(read: Reader, path: str) -> list[int]:
-    """Return the fields of a ``stat`` file from the fourth on (proc(5)), as numbers."""
+    """Return the fields of ``/proc/PID/stat`` from the fourth (ppid) on, as numbers (proc(5))."""
     return [int(value) for value in read(path).rpartition(b")")[2].split()[1:]]
 
 
 def _status(read: Reader, tid: int) -> dict[str, str]:
-    """Return the fields of a ``status`` file."""
+    """Return the fields of ``/proc/TID/status`` by name."""
     lines = read(f"/proc/{tid}/status").decode("utf-8", "replace").splitlines()
     return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
 
@@ -252,7 +264,7 @@ def _process(request: CoreRequest, read: Reader) -> CoreProcess:
 
 
 def _auxiliary_vector(word_size: int, data: bytes) -> bytes:
-    """Return the vector up to its end mark; the kernel returns more for an i386 program."""
+    """Return the auxiliary vector up to and including AT_NULL; the kernel returns more for an i386 process."""
     for position in range(0, len(data), 2 * word_size):
         if not any(data[position : position + word_size]):
             return data[: position + 2 * word_size]
@@ -288,7 +300,11 @@ _SYSCALL_WORDS = {8: (15, 14, 13, 12, 7, 9, 8, 19, 16), 4: (11, 0, 1, 2, 3, 4, 5
 
 
 def _registers_of_sleeper(processor: CoreProcessor, path: str, read: Reader) -> bytes:
-    """Return the known registers of an x86 thread that is asleep in the kernel; the others are 0."""
+    """
+    Return the general registers of an x86 thread that sleeps in a system call, from ``/proc/TID/syscall``.
+
+    Registers that this file does not show are 0.
+    """
     size = processor.word_size
     words = [0] * (processor.general_size // size)
     try:
@@ -309,16 +325,17 @@ def _registers_of_sleeper(processor: CoreProcessor, path: str, read: Reader) -> 
 
 def write_core(request: CoreRequest, descriptor: int, hidden: AbstractMapping[int, int], output: int) -> int:
     """
-    Write the core file to a new, empty file, and return its size; raise OSError if it cannot be written.
+    Write the core file to the descriptor ``output`` of an empty file; return the size in bytes.
 
-    ``descriptor`` is that of the process's memory; ``hidden`` has the original bytes of breakpoints by address.
+    ``descriptor`` is ``/proc/PID/mem``; ``hidden`` has the original bytes at breakpoints, by address. Raise OSError if
+    writing fails.
     """
     with _LocalMemory(request.threads[0].tid, descriptor, hidden) as memory:
         return write_contents(contents_of(request, _bytes, memory), memory, output)
 
 
 class _LocalMemory:
-    """Memory of a process; all of its pages count as existing if the kernel does not show which do."""
+    """Memory of a process; all of its pages count as existing if ``/proc/PID/pagemap`` cannot be read."""
 
     def __init__(self, tid: int, descriptor: int, hidden: AbstractMapping[int, int]) -> None:
         self._descriptor, self._hidden, self._addresses = descriptor, hidden, sorted(hidden)

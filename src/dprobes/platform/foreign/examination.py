@@ -1,8 +1,8 @@
 """
 Process that reads foreign files: ``python -m dprobes.platform.foreign.examination DESCRIPTOR``.
 
-It reads questions from the socket ``DESCRIPTOR``, each with a file, and forks a child to answer each. A malicious file
-can only exhaust the child's time and memory, which ends the child. An answer is JSON in a file in memory
+It receives questions from the socket ``DESCRIPTOR``, each with an open file, and forks a child for each. A malicious
+file can only exhaust the limits of the child, which is then killed. An answer is JSON in a memfd
 (``foreign_outlines``).
 """
 
@@ -36,7 +36,7 @@ __all__ = ["LENGTH", "Limits", "Outcome", "serve"]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits for reading a file: bytes of memory with mapped files, seconds of processor time and of elapsed time."""
+    """Limits for reading a file: address space in bytes (RLIMIT_AS), CPU time and elapsed time in seconds."""
 
     memory: int = 1 << 30
     processor_time: int = 10
@@ -44,14 +44,18 @@ class Limits:
 
 
 LENGTH = struct.Struct("=Q")
-"""Header of a question: its size in bytes. The file's descriptor is sent with it."""
+"""
+Header of a question: the size of its pickled payload in bytes.
+
+The descriptor of the file is attached (SCM_RIGHTS).
+"""
 
 _IDLE_TIME = 30.0
-"""Seconds without a question after which the process ends; the next question starts another one."""
+"""Seconds without a question after which the process exits; the client starts another one for its next question."""
 
 
 class Outcome(enum.Enum):
-    """Result of a question, as one byte; an ANSWER comes with the descriptor of its file."""
+    """Result of a question, sent as one byte; with ANSWER, the descriptor of the answer's memfd is attached."""
 
     ANSWER = b"a"
     NO_TIME = b"t"
@@ -60,7 +64,7 @@ class Outcome(enum.Enum):
 
 
 def serve(connection: socket.socket) -> None:
-    """Answer questions until there are no more."""
+    """Answer questions until the client closes the connection, or none arrives for ``_IDLE_TIME``."""
     # The out-of-memory killer shall kill this process before any other, because others do not depend on it.
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
@@ -90,7 +94,7 @@ def _receive(connection: socket.socket, length: int) -> bytes:
 
 
 def _load_what_is_needed() -> None:
-    """Import the modules that each child would have to import."""
+    """Import the modules that children use, once before they are forked."""
     import iced_x86  # noqa: F401 - so that it is loaded
 
     import dprobes.resolve.breakpoints
@@ -115,7 +119,7 @@ def _answer(connection: socket.socket, descriptor: int, payload: bytes) -> None:
 
 
 def _failure(status: int) -> Outcome:
-    """Return the reason why a child has not answered, by its wait status."""
+    """Return the reason why a child sent no answer, by its wait status."""
     if os.WIFEXITED(status):
         return Outcome.NO_MEMORY if os.WEXITSTATUS(status) == _NO_MEMORY else Outcome.FAILED
     # Other allocators than Python's abort without memory; a SIGKILL may also be for lack of memory.
@@ -129,7 +133,11 @@ _NO_MEMORY = 2
 
 
 def _work(descriptor: int, payload: bytes, output: int) -> int:
-    """Write an answer; return the exit status, 0 if that succeeded."""
+    """
+    Set the limits, examine the file ``descriptor``, and write the answer to ``output``.
+
+    Return the exit status of the child, 0 on success; raise nothing.
+    """
     try:
         question, limits = pickle.loads(payload)  # from the process that has started us  # noqa: S301
         signal.signal(signal.SIGALRM, signal.SIG_DFL)

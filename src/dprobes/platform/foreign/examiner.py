@@ -1,8 +1,8 @@
 """
 Client of the process that reads foreign files, with limits of memory and time; see ``examination``.
 
-Several threads may ask at once; one file is read at a time. The process is started for the first question, and ends
-after some time without questions.
+Threads may ask concurrently; one file is read at a time. The process is started for the first question, and exits after
+30 seconds without questions.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["Examiner"]
 
 _LOOK = 0.1
-"""Seconds between two checks whether the answer is still wanted."""
+"""Seconds between two calls of ``is_wanted`` while waiting for an answer."""
 
 _SPARE_TIME = 10.0
 """Seconds for the start of the process, in addition to those for reading a file."""
@@ -53,7 +53,7 @@ class Examiner:
         self, question: Question, descriptor: int, is_wanted: Callable[[], bool] = lambda: True
     ) -> Examined | None:
         """
-        Return the result for an open file; None if the program is not about it, or it is not ``is_wanted`` any more.
+        Return the result for an open file; None if its SONAME is not the requested one, or ``is_wanted`` returns False.
 
         Raise ``TargetError`` or ``SourceError`` if the program cannot be inserted there, or the file cannot be read
         within the limits.
@@ -72,7 +72,7 @@ class Examiner:
         return None if data is None else read_answer(data, question)
 
     def close(self) -> None:
-        """End the process, if there is one."""
+        """Kill the process, if there is one; a later question starts another one."""
         with self._lock:
             self._end()
 
@@ -142,7 +142,11 @@ class Examiner:
         return ours
 
     def _await(self, connection: socket.socket, until: float, is_wanted: Callable[[], bool]) -> bool:
-        """Wait for an answer; return False if there is none in time, or it is not wanted any more."""
+        """
+        Wait for an answer until the monotonic time ``until``.
+
+        Return False if none arrives, or ``is_wanted`` returns False.
+        """
         poll = select.poll()
         poll.register(connection, select.POLLIN)
         while not poll.poll(_LOOK * 1000):
@@ -163,7 +167,11 @@ class Examiner:
 
 
 def _receive(connection: socket.socket) -> tuple[bytes, list[int]]:
-    """Return the byte that has arrived, and the descriptors that came with it."""
+    """
+    Receive one byte with its attached descriptors, which the caller must close.
+
+    The byte is empty at the end of the stream.
+    """
     numbers = array.array("i")
     data, ancillary, _, _ = connection.recvmsg(1, socket.CMSG_SPACE(numbers.itemsize), socket.MSG_CMSG_CLOEXEC)
     for _, _, content in ancillary:

@@ -1,8 +1,8 @@
 """
-Outline of a foreign file as JSON: written by the process that reads the file, checked by the one that asked.
+Outline of a foreign file as JSON: the examining process writes it, its client checks it.
 
 No data from the file is trusted: each number has a range, each string and list a maximum length, and probepoints must
-be in code. What the program itself determines (its definitions, the code of its handlers) is not part of the answer.
+be in code. The answer does not include the definitions and handlers of the probe program, which the client has.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ _MACHINES: dict[str, Literal[4, 8]] = {"i386": 4, "x86_64": 8}
 @dataclass(frozen=True, slots=True)
 class Question:
     """
-    Question about a file, which messages call ``path``.
+    Question about a file, which messages call ``path``; ``program`` is to be resolved in it, None for an outline only.
 
-    With ``soname`` the program is about the file only if that is its SONAME. ``own_functions`` are functions that an
-    engine itself wants to place. ``wants_moves`` requests nearby instructions where uprobes are cheaper.
+    If ``soname`` is given, a file with another SONAME yields no result. ``own_functions`` are functions at which the
+    engine itself places probepoints. ``wants_moves`` requests nearby instructions where uprobes are cheaper.
     """
 
     path: str
@@ -93,7 +93,7 @@ def write_answer(
     moves: Mapping[int, int],
     own_places: Mapping[str, int],
 ) -> dict[str, Any]:
-    """Return the answer about a file."""
+    """Return the answer about a file, as a value for JSON; ``resolved`` is None if no program was resolved."""
     elf = module.elf
     first, last = first_executed_in(module)[:_STARTS_MAX], last_executed_in(module)[:_STARTS_MAX]
     probes = resolved.in_code if resolved is not None else ()
@@ -154,7 +154,7 @@ def _resolution(module: Module, resolved: ResolvedModule) -> dict[str, Any]:
 
 
 def _usdt(site: UsdtSite | None) -> list[Any] | None:
-    """Return the answer's row for the site of a USDT probe; None if there is none."""
+    """Return the answer's row for the site of a USDT probe; None for None."""
     if site is None:
         return None
     return [site.provider, site.name, site.semaphore, site.counter, _shortened(site.described)]
@@ -178,9 +178,10 @@ def _code_at(module: Module, offset: int) -> bytes:
 
 def read_answer(data: bytes, question: Question) -> Examined | None:
     """
-    Return the result in an answer; None if the program is not about the file. Raise ``TargetError`` if it is invalid.
+    Return the result in an answer; None if the file has another SONAME than the question.
 
-    Raise also the errors that the reading process has found in the file, or in the program there.
+    Raise ``TargetError`` if the answer is invalid. Raise also the errors that the examining process found in the file,
+    or in the program.
     """
     reader = _Reader(question)
     try:

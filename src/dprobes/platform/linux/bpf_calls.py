@@ -89,7 +89,7 @@ _ATTEMPTS = 6
 
 
 def call(command: Command, attributes: ctypes.Array[ctypes.c_char]) -> int:
-    """Make the system call, and return its result."""
+    """Call bpf(2), and return its result, a descriptor or 0."""
     result: int = _syscall(_SYS_BPF, command, ctypes.addressof(attributes), len(attributes))
     if result < 0:
         number = ctypes.get_errno()
@@ -100,10 +100,11 @@ def call(command: Command, attributes: ctypes.Array[ctypes.c_char]) -> int:
 @dataclass(frozen=True, slots=True)
 class Request:
     """
-    Request for an object of the kernel.
+    Request for an object of the kernel, such as a map.
 
-    ``attributes`` are those of the command, with zeros in place of addresses. ``data`` has the bytes that these point
-    to, by the offset of the address. Requests that attach uprobes are made ``in_proxy``.
+    ``attributes`` is the ``union bpf_attr``, with zeros in place of addresses. ``data`` has the bytes to which these
+    addresses point, by the offset of the address in ``attributes``. Requests that attach uprobes are made ``in_proxy``
+    (``call_proxy``).
     """
 
     command: Command
@@ -113,7 +114,11 @@ class Request:
 
 
 def issue(request: Request) -> int:
-    """Make a request, and return the descriptor of the object."""
+    """
+    Make a request, and return the descriptor of the object.
+
+    Repeat it if a signal made the verifier fail with EAGAIN.
+    """
     attributes = ctypes.create_string_buffer(request.attributes, len(request.attributes))
     buffers = []
     for place, data in request.data.items():
@@ -131,7 +136,7 @@ def issue(request: Request) -> int:
 
 
 def attributes_of(layout: struct.Struct, *values: int | bytes) -> ctypes.Array[ctypes.c_char]:
-    """Return the attributes of a command."""
+    """Return ``values`` packed as the ``union bpf_attr`` of a command, with the size of ``layout``."""
     buffer = ctypes.create_string_buffer(layout.size)
     layout.pack_into(buffer, 0, *values)
     return buffer
@@ -249,7 +254,7 @@ _LOG_SIZE_MAX = 1 << 26
 
 
 def verifier_log(program: Program, level: LogLevel = LogLevel.LEVEL1) -> str:
-    """Return the verifier's log about a program, whether it accepts the program or not."""
+    """Load a program, close it again, and return the verifier's log, whether it accepts the program or not."""
     size = _LOG_SIZE
     while True:
         log = ctypes.create_string_buffer(size)
@@ -316,7 +321,7 @@ def program_info(program_fd: int) -> ProgramInfo:
 
 
 def open_program(number: int) -> int:
-    """Return a descriptor of the loaded program with this id, which any process may have loaded."""
+    """Return a descriptor of a loaded program by its id (BPF_PROG_GET_FD_BY_ID), whichever process loaded it."""
     return call(Command.PROG_GET_FD_BY_ID, attributes_of(struct.Struct("=I8x"), number))
 
 
@@ -512,7 +517,7 @@ _ELEMENT = struct.Struct("=I4xQQQ")
 
 
 def lookup_element(map_fd: int, key: bytes, value_size: int) -> bytes | None:
-    """Return the value of a key; None if the key is not there."""
+    """Return the value of a key, ``value_size`` bytes; None if the map has no such key."""
     key_buffer, value = ctypes.create_string_buffer(key, len(key)), ctypes.create_string_buffer(value_size)
     try:
         call(
@@ -525,7 +530,7 @@ def lookup_element(map_fd: int, key: bytes, value_size: int) -> bytes | None:
 
 
 def update_element(map_fd: int, key: bytes, value: bytes) -> None:
-    """Set the value of a key, which need not be there."""
+    """Set the value of a key; insert a missing key."""
     key_buffer, value_buffer = (
         ctypes.create_string_buffer(key, len(key)),
         ctypes.create_string_buffer(value, len(value)),
@@ -537,7 +542,7 @@ def update_element(map_fd: int, key: bytes, value: bytes) -> None:
 
 
 def delete_element(map_fd: int, key: bytes) -> bool:
-    """Delete a key; return whether it was there."""
+    """Delete a key; return False if the map has no such key."""
     key_buffer = ctypes.create_string_buffer(key, len(key))
     try:
         call(Command.MAP_DELETE_ELEM, attributes_of(_ELEMENT, map_fd, ctypes.addressof(key_buffer), 0, 0))
@@ -583,7 +588,11 @@ _COUNT = struct.Struct("=Q")
 
 
 def missed_hits(link: int, offset: int) -> int:
-    """Return the number of hits of a link that ran no program; ``offset`` is that of its member with the count."""
+    """
+    Return a link's number of hits that ran no program.
+
+    ``offset`` is the byte offset of the count in ``bpf_link_info``.
+    """
     info = ctypes.create_string_buffer(_INFO)
     call(Command.OBJ_GET_INFO_BY_FD, attributes_of(_OBJECT_INFO, link, len(info), ctypes.addressof(info)))
     (count,) = _COUNT.unpack_from(info.raw, offset)

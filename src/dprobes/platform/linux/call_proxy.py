@@ -1,17 +1,17 @@
 """
-System calls in a separate process: for uprobes, which SIGKILL must not interrupt, and for other processes' files.
+System calls in a proxy process: for uprobes, which SIGKILL must not interrupt, and for other processes' files.
 
 To write or remove a breakpoint the kernel looks up pages of the target, which it refuses to a task that is being killed
 (``fatal_signal_pending`` in ``mm/gup.c``). A task killed at that time leaves breakpoints behind. They are never
 removed, because ``uprobe_unregister`` gives up ("failed to unregister, leaking uprobe").
 
-A task that exits by itself is not being killed, and one that has begun to exit cannot be. So the last descriptor of a
-link is not closed by close(2), but by the exit of a process that has copies of it. That process shares the memory with
-this one, but not the table of descriptors. It runs a few generated instructions, no C library and no Python. It waits
-until this process has closed its copies, or has ended.
+A task that exits by itself has no fatal signal pending, and one that has begun to exit cannot be killed. So the last
+descriptor of a link is not closed by close(2), but by the exit of the proxy, which has copies of it. The proxy shares
+memory with this process (CLONE_VM), but not the table of descriptors. It runs a few generated instructions, no C
+library and no Python. It waits until this process has closed its copies, or has exited.
 
 A file that another process has open may block the caller of a system call for as long as its owner likes. Examples are
-a socket whose peer does not read, and a file system of the owner's, which is called when a descriptor is closed. So
+a socket whose peer does not read, and a FUSE file system of the owner, which is called when a descriptor is closed. So
 this process never opens such a file itself: a proxy takes a copy and makes the calls, and is abandoned if a call does
 not return.
 """
@@ -121,7 +121,11 @@ def _signals_held() -> Iterator[None]:
 
 
 class _Proxy:
-    """Process that shares this one's memory and makes system calls in sequence; the constructor starts it."""
+    """
+    Process that shares this one's memory and makes system calls in sequence; the constructor starts it.
+
+    Raise OSError if it cannot be created.
+    """
 
     def __init__(self, flags: int, calls: Sequence[tuple[int, ...]]) -> None:
         packed = b"".join(_CALL.pack(*call, *(0,) * (7 - len(call))) for call in calls)
@@ -132,11 +136,11 @@ class _Proxy:
         self._memory: Sequence[object] = ()
 
     def keep(self, memory: Sequence[object]) -> None:
-        """Keep a reference to buffers that the calls use."""
+        """Keep references to the buffers of the calls, so that they are not freed before the proxy has ended."""
         self._memory = memory
 
     def wait(self) -> bool:
-        """Wait for the proxy's end, until which it uses this process's memory; return True if it exited by itself."""
+        """Wait until the proxy, which uses this process's memory, has ended; return False if a signal killed it."""
         interruption: BaseException | None = None
         status = 0
         while True:
@@ -183,7 +187,11 @@ class _Proxy:
             return True
 
     def result(self, number: int) -> int:
-        """Return the result of a call, after the end."""
+        """
+        Return the result of the call with the index ``number``, a negative errno on failure.
+
+        The proxy must have ended.
+        """
         result: int = _CALL.unpack_from(self._calls, number * _CALL.size)[0]
         return result
 

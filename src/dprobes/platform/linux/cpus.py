@@ -38,7 +38,11 @@ def cpu_limit() -> int:
 
 
 class CpuNews:
-    """Messages about CPUs that come online, from now until ``close``; OSError if this process may not receive them."""
+    """
+    Receiver of messages about CPUs that come online, until ``close``.
+
+    The constructor raises OSError if that is not permitted.
+    """
 
     def __init__(self) -> None:
         from dprobes.platform.linux.kernel_events import KernelEvents
@@ -47,7 +51,7 @@ class CpuNews:
 
     @property
     def descriptor(self) -> int:
-        """The descriptor that becomes readable on messages about CPUs or other devices."""
+        """The descriptor of the socket, readable if messages about CPUs or other devices have arrived."""
         return self._events.descriptor
 
     def arrived(self) -> list[int]:

@@ -14,7 +14,7 @@ _SIZE_MAX = 1 << 13  # UEVENT_BUFFER_SIZE is 2048, and the summary is before tha
 
 class KernelEvents:
     """
-    Socket for the kernel's events, from now until ``close``; OSError if this process may not receive them.
+    Socket for the kernel's uevents, until ``close``; the constructor raises OSError if that is not permitted.
 
     Events may be lost: use them as a hint when to check, not as the state.
     """
@@ -30,7 +30,7 @@ class KernelEvents:
 
     @property
     def descriptor(self) -> int:
-        """The descriptor that becomes readable on events."""
+        """The descriptor of the socket, readable if events have arrived."""
         return self._socket.fileno()
 
     def drain(self) -> tuple[list[bytes], bool]:

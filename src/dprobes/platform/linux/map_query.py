@@ -39,10 +39,10 @@ _ASKED, _END, _INODE = 16, 32, 64
 
 class MapQuestion:
     """
-    Query about a file: whether a process may execute it.
+    Query whether a process has an executable mapping of a file.
 
-    A mapping is of the file if its inode number matches, or if its name contains ``base``: on some file systems
-    mappings have other numbers than stat(2). Without ``base`` no names are requested, which takes two thirds of the
+    A mapping is of the file if its inode number matches, or if its name contains ``base``. On some file systems
+    mappings have other inode numbers than stat(2). Without ``base`` no names are requested, which takes a third less
     time.
     """
 
@@ -71,9 +71,9 @@ class MapQuestion:
 
     def answer(self, thread: int, most: int) -> bool | None:
         """
-        Return whether a process may execute the file; None if unknown after ``most`` mappings, or on an error.
+        Return whether a process has an executable mapping of the file; None after ``most`` other ones, or on an error.
 
-        Raise ``PermissionError`` without the right to read its mappings, ``ProcessLookupError`` if it has no memory.
+        Raise ``PermissionError`` if its mappings may not be read, ``ProcessLookupError`` if it has ended.
         """
         try:
             descriptor = os.open(f"/proc/{thread}/maps", os.O_RDONLY | os.O_CLOEXEC)

@@ -1,5 +1,5 @@
 """
-Files in memory that other processes map as well: memfd_create(2), with seals (fcntl(2)).
+Files in memory that other processes map: memfd_create(2), with seals (fcntl(2)).
 
 A process with such a file open may truncate it; an access to the missing part then raises SIGBUS. So a file that leaves
 this process is sealed first, which fixes its size.

@@ -2,9 +2,9 @@
 perf_event_open(2) through ctypes: the only file of the engine that makes this system call.
 
 x86-64 Linux only. Layouts and numbers are those of ``include/uapi/linux/perf_event.h`` and
-``include/uapi/linux/hw_breakpoint.h``. Every function raises OSError with the kernel's errno. Events have a BPF program
-and take no samples. Only the events about processes are read; these begin at once. All others start disabled, and end
-with their descriptors.
+``include/uapi/linux/hw_breakpoint.h``. Every function raises OSError with the kernel's errno. Events run a BPF program
+and take no samples; they start disabled, and end with their descriptors. The exception is ``open_process_news``, whose
+records are read, and which starts enabled.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ def open_breakpoint(
     """
     Return the event of a hardware breakpoint, in one thread (``pid``) or in all processes on one CPU.
 
-    At a kernel address, accesses by the kernel count, at other addresses those by programs.
+    At a kernel address only accesses by the kernel hit, at a user address only those in user mode.
 
     Raise OSError with ENOSPC if all four breakpoints are in use. ``size`` is 1, 2, 4 or 8 bytes, aligned; it is ignored
     for EXECUTE. With ``inherit`` the threads and processes that the thread starts are watched as well.
@@ -240,9 +240,9 @@ def open_cpu_clock(cpu: int, *, period: int = 0, frequency: int = 0) -> int:
 
 def open_process_news(cpu: int) -> int:
     """
-    Return an event for code mappings, execs and forks of processes on a CPU, with times of CLOCK_MONOTONIC.
+    Return the descriptor of an enabled event for code mappings, execs and forks on a CPU, with CLOCK_MONOTONIC times.
 
-    The records of perf_event_open(2) are in its ring (``mmap``).
+    The caller maps its ring buffer of records with mmap(2) (perf_event_open(2)).
     """
     flags = _MAPPINGS | _NAMES | _TASKS | _EACH_HAS_TIME | _MAPPINGS_BY_FILE | _NAMES_BY_EXEC | _OWN_CLOCK
     attributes = ctypes.create_string_buffer(_WATCH_ATTRIBUTES.size)

@@ -69,7 +69,11 @@ _process_vm_writev.restype = ctypes.c_ssize_t
 
 
 class RemoteMemory:
-    """Access to the memory of other processes, with the permissions of their mappings."""
+    """
+    Access to the memory of other processes with process_vm_readv(2), which respects the permissions of their mappings.
+
+    Buffers are reused: an object is for one thread.
+    """
 
     def __init__(self) -> None:
         self._buffer = ctypes.create_string_buffer(4096)
@@ -206,9 +210,10 @@ _SO_DOMAIN = 39
 
 def socket_timeout(tid: int, pid: int, number: int, *, sending: bool) -> tuple[float, bool]:
     """
-    Return the timeout of a thread's socket in seconds, 0 for none, and whether it is a local one (unix(7)).
+    Return a socket's timeout in seconds, 0 for none, and whether the socket is AF_UNIX.
 
-    Raise OSError if the thread has no socket open as ``number``.
+    With ``sending`` the timeout is SO_SNDTIMEO, else SO_RCVTIMEO. Raise OSError if the thread has no socket open as
+    ``number``.
     """
     process = _process_of(tid, pid)
     try:
@@ -233,7 +238,11 @@ _TERMIOS = struct.Struct("=IIIIB19s")
 
 
 def terminal_modes(tid: int, pid: int, number: int) -> tuple[int, bytes]:
-    """Return the local modes of a thread's terminal and its control characters; raise OSError if it has no terminal."""
+    """
+    Return the local modes and the control characters (termios(3)) of the terminal that a thread has open as ``number``.
+
+    Raise OSError if that is no terminal, or the call takes too long.
+    """
     found = ctypes.create_string_buffer(_TERMIOS.size)
 
     def calls(taken: int) -> Sequence[tuple[int, ...]]:
@@ -257,12 +266,16 @@ def set_process_name(name: str) -> None:
 
 
 def allow_tracer(pid: int) -> None:
-    """Allow the process ``pid`` to trace this one where the Yama module restricts that; elsewhere do nothing."""
+    """
+    Allow the process ``pid`` to trace this one under Yama's restrictions (PR_SET_PTRACER).
+
+    Do nothing without Yama.
+    """
     _libc.prctl(_PR_SET_PTRACER, ctypes.c_ulong(pid), 0, 0, 0)
 
 
 def end_with_parent() -> None:
-    """Have the kernel kill this process when its parent ends (prctl(2), PR_SET_PDEATHSIG)."""
+    """Make the kernel send SIGKILL to this process when its parent ends (prctl(2), PR_SET_PDEATHSIG)."""
     parent = os.getppid()
     _libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent:
@@ -295,7 +308,7 @@ def signal_set(signals: Iterable[int]) -> SignalSet:
 
 def take_signal(wanted: SignalSet, seconds: float) -> int:
     """
-    Wait at most ``seconds`` for one of the blocked signals ``wanted``, and take it (sigtimedwait(2)).
+    Wait at most ``seconds`` for one of the blocked signals ``wanted``, and dequeue it (sigtimedwait(2)).
 
     Return its number, or 0 if none has arrived in time, or if a stop has interrupted the wait. In the last case
     ``signal.sigtimedwait`` returns an invented signal if the time is over as well: uninitialized memory (CPython 3.11
@@ -335,7 +348,7 @@ _SET_ROBUST_LIST = 273
 
 def note_end_of_thread(memory: memoryview, address: int) -> None:
     """
-    Have the kernel set bit 30 of the word at the beginning of ``memory`` when the calling thread ends.
+    Make the kernel set bit 30 (FUTEX_OWNER_DIED) of the word at the start of ``memory`` when the calling thread ends.
 
     ``address`` is that of the memory in this process; its ``ROBUST_LIST_SIZE`` bytes must stay mapped. Raise OSError if
     the kernel does not support that.

@@ -32,12 +32,16 @@ __all__ = [
 
 
 def without_waiting(path: str, flags: int) -> int:
-    """Open a file of a process for ``open(opener=...)``, without waiting for a writer: a FIFO may have replaced it."""
+    """Open a file of a process with O_NONBLOCK, as an ``opener`` of ``open``: a FIFO may have replaced the file."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
 def process_field(tid: int, name: str) -> str:
-    """Return a field of ``/proc/TID/status``; an empty string if the thread or the field does not exist."""
+    """
+    Return the value of a field of ``/proc/TID/status``, such as "Uid".
+
+    Return "" if the thread or the field does not exist.
+    """
     with contextlib.suppress(OSError), open(f"/proc/{tid}/status", encoding="utf-8", errors="replace") as file:
         for line in file.read().splitlines():
             key, _, value = line.partition(":")
@@ -56,7 +60,7 @@ def ids_of(tid: int) -> tuple[int, ...]:
 
 
 def catches_signal(tid: int, number: int) -> bool:
-    """Return True if a thread's process has a handler for a signal."""
+    """Return True if a thread's process has a handler for a signal (SigCgt); False if the thread has ended."""
     caught = process_field(tid, "SigCgt")
     return bool(caught) and bool(int(caught, 16) >> number - 1 & 1)
 
@@ -88,7 +92,11 @@ def start_time(pid: int) -> int:
 
 
 def first_stack_of(pid: int) -> int | None:
-    """Return the bottom of the initial stack of a process; None if that is not permitted, or the process has ended."""
+    """
+    Return the address of the bottom of a process's initial stack (proc(5), startstack).
+
+    Return None if reading it is not permitted, or the process has ended.
+    """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             # proc(5): field 28, which is 0 or 1 for a reader who may not trace the process.
@@ -153,7 +161,7 @@ _UID = b"\nUid:\t"
 
 
 class ThreadIdentity(NamedTuple):
-    """Name of a thread, and its real user id; ``program`` is the executable of its process: device and inode."""
+    """Name of a thread (comm), and its real user id; ``program`` is device and inode of its process's executable."""
 
     pid: int
     tid: int
@@ -194,7 +202,7 @@ def _read(path: str) -> bytes:
 
 
 SPARED = -900
-"""Score of a tracer: nearly all other processes are killed first; it can be killed in a cgroup without others."""
+"""Score of a tracer: nearly all other processes are killed first, except in a memory cgroup without others."""
 
 
 def set_score(pid: int, score: int) -> None:
@@ -209,7 +217,7 @@ def spare_process() -> None:
 
 
 def copy_score(source: int, pid: int) -> None:
-    """Set the score of a process to that of another one, if that exists and it is permitted."""
+    """Set the score of ``pid`` to that of the process ``source``; do nothing if that has ended, or on an error."""
     with contextlib.suppress(OSError):
         _file(pid).write_text(_file(source).read_text())
 

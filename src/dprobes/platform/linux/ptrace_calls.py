@@ -2,7 +2,8 @@
 ptrace(2) through ctypes, and the kinds of stops; the only file that makes this system call.
 
 x86-64 Linux only; constants are from ``include/uapi/linux/ptrace.h`` and ``arch/x86/include/asm/user_64.h``. A 64-bit
-tracer sees the registers of 32-bit threads in the same structure.
+tracer sees the registers of 32-bit threads in the same structure. Functions raise OSError with the kernel's errno,
+``ProcessLookupError`` (ESRCH) if the thread is not stopped, not traced, or has ended.
 """
 
 from __future__ import annotations
@@ -152,7 +153,11 @@ RESTARTS = frozenset((1 << 64) - number for number in (512, 513, 514, 516))
 """Results (-ERESTART*) of system calls that the kernel is to restart."""
 
 TRAP_FLAG = 0x100
-"""The bit of EFLAGS (TF) that makes a thread trap after each instruction; only the program's own setting is visible."""
+"""
+The bit of EFLAGS (TF) that makes a thread trap after each instruction.
+
+The kernel hides the bit that it sets itself for PTRACE_SINGLESTEP.
+"""
 
 RESUME_FLAG = 0x10000
 """The bit of EFLAGS (RF) that suppresses an execute watchpoint for one instruction; the processor clears it."""
@@ -165,7 +170,7 @@ USER_CS_32 = 0x23
 
 
 def word_size(registers: RegisterWords) -> Literal[4, 8]:
-    """Return the word size of the program that a thread with these registers runs."""
+    """Return the word size in bytes of the code that a thread with these registers executes, by its CS."""
     return 4 if registers[Register.CS] == USER_CS_32 else 8
 
 
@@ -191,7 +196,7 @@ def _fail() -> NoReturn:
 
 
 def seize(tid: int, *, follow: bool = True) -> None:
-    """Start tracing a running thread without stopping it, with ``follow`` also all that it creates (PTRACE_SEIZE)."""
+    """Start tracing a thread without stopping it, with ``follow`` also its new threads and children (PTRACE_SEIZE)."""
     _check(_ptrace(_SEIZE, tid, None, _OPTIONS if follow else _O_TRACESYSGOOD))
 
 
@@ -201,7 +206,7 @@ def seize_for_exit(pid: int) -> None:
 
 
 def interrupt(tid: int) -> None:
-    """Ask a traced thread to stop; it does so before it next runs code of its own (PTRACE_INTERRUPT)."""
+    """Request a stop of a traced thread, which stops before it next executes user code (PTRACE_INTERRUPT)."""
     _check(_ptrace(_INTERRUPT, tid, None, None))
 
 
@@ -238,7 +243,11 @@ def get_registers(tid: int, registers: RegisterWords) -> None:
 
 
 def has_stopped(tid: int, registers: RegisterWords, attempts: int = 1) -> bool:
-    """Return True if a traced thread has stopped, waited for or not; if so, read its registers."""
+    """
+    Return True if a traced thread has stopped, even if its stop was not waited for; read its registers then.
+
+    Make at most ``attempts`` requests without a pause.
+    """
     for _ in range(attempts):  # noqa: SIM110 - a generator costs more than the loop
         if _ptrace(_GETREGS, tid, None, ctypes.addressof(registers)) >= 0:
             return True
@@ -339,7 +348,11 @@ class SegmentDescriptor(ctypes.Structure):
 
 
 def get_thread_area(tid: int, entry: int) -> SegmentDescriptor | None:
-    """Return one of the three thread-local descriptors of a stopped thread; None for another ``entry``."""
+    """
+    Return one of the three GDT descriptors for thread-local storage of a stopped thread, by its index in the GDT.
+
+    Return None for other indices.
+    """
     descriptor = SegmentDescriptor()
     if _ptrace(_GET_THREAD_AREA, tid, entry, ctypes.addressof(descriptor)) < 0:
         return None
@@ -364,7 +377,11 @@ def set_debug_register(tid: int, number: int, value: int) -> None:
 
 
 def event_message(tid: int) -> int:
-    """Return the message of the event that a thread stopped at: the id of the new or former thread."""
+    """
+    Return the message of a thread's event stop (PTRACE_GETEVENTMSG).
+
+    It is the id of the new thread after a clone or fork, the former id after an exec.
+    """
     value = ctypes.c_ulong()
     _check(_ptrace(_GETEVENTMSG, tid, None, ctypes.addressof(value)))
     return value.value
@@ -375,7 +392,7 @@ SignalInfo = ctypes.c_int32 * 32
 
 
 def get_signal_info(tid: int, info: ctypes.Array[ctypes.c_int32]) -> int:
-    """Read the signal that a thread stopped at into ``info``, and return its ``si_code``."""
+    """Read the ``siginfo_t`` of the signal that a thread stopped at into ``info``; return its ``si_code``."""
     if _ptrace(_GETSIGINFO, tid, None, ctypes.addressof(info)) < 0:
         _fail()
     code: int = info[2]
@@ -451,7 +468,7 @@ class StopKind(enum.Enum):
 
 @functools.lru_cache(maxsize=256)
 def classify_stop(status: int) -> tuple[StopKind, int]:
-    """Return the kind of a wait status, with the signal, event, or (for EXITED) the status itself."""
+    """Return the kind of a wait status, with the signal number, the event, or for EXITED the status itself."""
     if not os.WIFSTOPPED(status):
         return StopKind.EXITED, status
     number = os.WSTOPSIG(status)

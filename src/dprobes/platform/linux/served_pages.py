@@ -33,7 +33,7 @@ _IN_MEMORY = frozenset({"tmpfs", "ramfs", "rootfs", "hugetlbfs", "devtmpfs", "zf
 
 
 class ServedPages:
-    """Checker for memory of a process that can be read without waiting for a server."""
+    """Check of a process's memory for pages whose reader may wait for a server."""
 
     def __init__(self, tid: int) -> None:
         self._tid = tid
@@ -41,7 +41,11 @@ class ServedPages:
 
     @classmethod
     def of(cls, tid: int) -> ServedPages | None:
-        """Return the check for a stopped thread's process if it is another user's; raise OSError if it has ended."""
+        """
+        Return the check for a stopped thread's process, None for a process of this user.
+
+        Raise OSError if it has ended.
+        """
         own = str(os.geteuid())
         return cls(tid) if any(user != own for user in process_field(tid, "Uid").split()) else None
 
@@ -72,7 +76,7 @@ class ServedPages:
         return len(entry) < _ENTRY or bool(entry[-1] & _THERE)
 
     def _comes(self, memory: int, page: int) -> bool:
-        """Return True if the kernel itself provides the page; it is present then."""
+        """Return True if the kernel itself provides the page; it is read, so that it is present then."""
         try:
             mapping = mapping_at(living_thread(self._tid), page)
         except TargetError:
@@ -88,7 +92,7 @@ class ServedPages:
 
 
 def _is_read_by_kernel(tid: int, device: int) -> bool:
-    """Return True if the kernel reads the file system of a device itself, as far as that is known."""
+    """Return True if the file system of a device is known to be one that the kernel reads itself; False if unknown."""
     if device == _shared_memory():
         return True
     here = _mounted("self").get(device)
@@ -115,7 +119,7 @@ def _on_devices() -> frozenset[str]:
 
 
 def _mounted(process: str) -> dict[int, str]:
-    """Return the types of file systems that a process sees, by device."""
+    """Return the types of the file systems in ``/proc/PROCESS/mountinfo``, by device number."""
     found: dict[int, str] = {}
     with contextlib.suppress(OSError), open(f"/proc/{process}/mountinfo", encoding="utf-8", errors="replace") as file:
         for line in file.read(_MOUNTS_MAX).split("\n"):

@@ -63,7 +63,7 @@ def space_of(tid: int, memory: int, word_size: Literal[4, 8], served: ServedPage
 
 
 def stack_of(space: ProcessSpace, registers: RegisterWords, frames: int) -> list[int]:
-    """Return up to ``frames`` addresses of a call stack, in the format of ``Context.user_stack``."""
+    """Return up to ``frames`` addresses of a thread's call stack, innermost first; the end as in ``logged_stack``."""
     columns = COLUMNS_OF[space.word_size]
     mask = (1 << 8 * space.word_size) - 1
     values = {number: registers[_WORDS[name]] & mask for number, name in enumerate(columns.names)}
@@ -72,7 +72,7 @@ def stack_of(space: ProcessSpace, registers: RegisterWords, frames: int) -> list
 
 def logged_stack(space: UnwindSpace, registers: Values[int, int], frames: int) -> list[int]:
     """
-    Return up to ``frames`` addresses of a call stack, from registers with DWARF's numbers.
+    Return up to ``frames`` addresses of a call stack, innermost first, from registers by DWARF register number.
 
     If the walk ended before the outermost frame and before ``frames``, the last item is the reason, a ``StackEnd``.
     """

@@ -57,14 +57,18 @@ class Watch(NamedTuple):
     access: Access
 
     def is_touched(self, address: int, size: int, *, writes: bool) -> bool:
-        """Return True if an access to ``size`` bytes of data at ``address`` hits the watch."""
+        """
+        Return True if an access to ``size`` bytes of data at ``address`` hits the watch.
+
+        ``writes`` tells a store from a load.
+        """
         if self.access is Access.EXECUTE or not (writes or self.access is Access.READ_WRITE):
             return False
         return address < self.address + self.length and self.address < address + size
 
 
 def control_bits(slot: int, watch: Watch) -> int:
-    """Return the bits of DR7 that make ``slot`` watch the address in its register."""
+    """Return the bits of DR7 that enable ``slot`` with the access and length of ``watch``."""
     return _LENGTH_BITS[watch.length] << 18 + 4 * slot | _ACCESS_BITS[watch.access] << 16 + 4 * slot | 1 << 2 * slot
 
 
@@ -79,7 +83,7 @@ def decode(control: int, slot: int, address: int) -> Watch | None:
 
 
 def slot_mask(slot: int) -> int:
-    """Return all the bits of DR7 that belong to ``slot``."""
+    """Return the mask of all bits of DR7 for ``slot``: L, G, R/W and LEN."""
     return 0xF << 16 + 4 * slot | 0b11 << 2 * slot
 
 

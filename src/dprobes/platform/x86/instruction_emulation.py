@@ -1,12 +1,12 @@
 """
 Instructions that the tracer emulates instead of single-stepping the thread.
 
-A step costs two more stops of the thread, and the breakpoint must be removed meanwhile. Most probed instructions only
-move numbers between registers and the stack, or jump. The emulation of a probed instruction is decided once for each
+A single step costs two more stops of the thread, and the breakpoint must be removed meanwhile. Most probed instructions
+only move words between registers and the stack, or jump. The emulation of a probed instruction is decided once for each
 site (``plan``) and carried out at each hit.
 
-An emulation is a tuple: its ``Action``, the length of the instruction, and operands. Registers are numbers of
-``ptrace_calls.Register``, a size is that of the program's word, and distances count from the end of the instruction.
+An emulation is a tuple: its ``Action``, the length of the instruction in bytes, and operands. Registers are numbers of
+``ptrace_calls.Register``, a size is the word size of the process, and distances count from the end of the instruction.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Action(enum.IntEnum):
 
 
 class StackMemory(Protocol):
-    """Stack of the thread; both methods raise OSError where the memory is not accessible."""
+    """Memory of the thread; both methods raise OSError if the address is not accessible."""
 
     def read_word(self, address: int, size: int) -> int:
         """Return a little-endian word of ``size`` bytes."""
@@ -342,7 +342,11 @@ _BY_NUMBER = tuple(
 
 
 def plan(raw: bytes, word_size: int) -> tuple[Any, ...]:
-    """Return the emulation of the instruction whose bytes are ``raw``, in a program with words of 4 or 8 bytes."""
+    """
+    Return the emulation of the instruction with the bytes ``raw``, for a word size of 4 or 8 bytes.
+
+    An instruction that is not recognised gets STEP.
+    """
     length = len(raw)
     body = raw.lstrip(_PREFIXES)
     prefixes = raw[: length - len(body)]
@@ -375,9 +379,9 @@ def plan(raw: bytes, word_size: int) -> tuple[Any, ...]:
 
 class MemoryMove(NamedTuple):
     """
-    Move between a register and memory at a base, another register times a scale, and a displacement.
+    Move of ``size`` bytes between a register and memory at ``base`` + ``other`` * ``scale`` + ``displacement``.
 
-    Registers are numbered as in emulations, -1 is none.
+    Registers are numbered as in emulations; -1 means none.
     """
 
     register: int

@@ -1,9 +1,9 @@
 """
 Relocation of an instruction to another address, decided once for each site.
 
-With a copy in a *slot*, other threads need not be stopped during a step, because the breakpoint stays. What depends on
-the address is corrected: an operand relative to the instruction pointer in the copy itself, the instruction pointer and
-a pushed return address after the step. Instructions that cannot be corrected are stepped in place.
+With a copy in an out-of-line *slot*, other threads need not be stopped during a single step, because the breakpoint
+stays. An operand relative to the instruction pointer is corrected in the copy. The instruction pointer and a pushed
+return address are corrected after the step. Instructions that cannot be corrected are stepped in place.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ _SYSTEM_CALLS = {8: b"\x0f\x05", 4: b"\xcd\x80"}
 
 class CodeCopy(NamedTuple):
     """
-    Instruction at the address ``copy``, and the address ``original`` of the program's instruction that it is for.
+    Addresses of an instruction's copy and of the original instruction.
 
-    It is ``exact`` if the state of a thread stopped there is that of one at ``original``.
+    With ``exact``, a thread stopped at the copy has the same registers and memory as one stopped at the original,
+    except the program counter.
     """
 
     copy: int
@@ -37,8 +38,8 @@ class Copy(NamedTuple):
 
     ``displacement`` is the offset of the 32-bit distance of an operand relative to the instruction pointer, 0 if it has
     none. ``pushes_return`` marks a call through a register or memory, whose return address must be corrected. An
-    instruction that ``cannot_fault`` works on general registers only: it always completes. One that ``leads_on`` needs
-    no correction after it, and leaves no trace of its address.
+    instruction that ``cannot_fault`` uses general registers only, and always completes. An instruction that
+    ``leads_on`` needs no correction after it, and stores its address nowhere.
     """
 
     displacement: int = 0
@@ -69,7 +70,11 @@ def copy_of(raw: bytes, word_size: int) -> Copy | None:
 
 
 def relocated(raw: bytes, copy: Copy, address: int, slot: int) -> bytes | None:
-    """Return the bytes for ``slot`` of an instruction at ``address``; None if its operand is too far from ``slot``."""
+    """
+    Return an instruction's bytes for execution at ``slot`` instead of ``address``.
+
+    Return None if its operand is not within 2 GiB of ``slot``.
+    """
     if not copy.displacement:
         return raw
     start, end = copy.displacement, copy.displacement + 4
@@ -80,7 +85,7 @@ def relocated(raw: bytes, copy: Copy, address: int, slot: int) -> bytes | None:
 
 
 def _keeps_its_address(instruction: Instruction) -> bool:
-    """Return True if an instruction stores its address in the state of the x87 unit, where it is not corrected."""
+    """Return True if an instruction stores its address in the x87 state (FIP), where it is not corrected."""
     from iced_x86 import CpuidFeature
 
     x87 = (

@@ -67,7 +67,7 @@ def cpuid(leaf: int, subleaf: int = 0) -> tuple[int, int, int, int]:
 
 
 def cpuid_of_leaf(leaf: int, subleaf: int = 0) -> tuple[int, int, int, int]:
-    """Return (eax, ebx, ecx, edx) of a leaf, or zeros if the processor does not have it."""
+    """Return (eax, ebx, ecx, edx) of a leaf, or zeros if it is above the highest leaf of its range."""
     first = leaf & _RANGE
     if first == _HYPERVISOR_RANGE and not cpuid(1)[2] & _HYPERVISOR_PRESENT:
         return 0, 0, 0, 0
@@ -262,10 +262,11 @@ def frame_32(registers: Sequence[int], mask: int, xstate: bytes, fsave: bytes, r
 
 def restorable(xstate: bytes, tiles: int) -> bytes:
     """
-    Return the part of an XSAVE image from ptrace that a signal frame may contain; ``tiles`` is their offset, or 0.
+    Return the part of an XSAVE image from ptrace that a signal frame may contain.
 
-    ptrace returns the tiles of AMX for every thread. The kernel accepts a frame with them only from a thread that uses
-    them. For any other it restores the x87 unit and SSE, and clears the rest (``check_xstate_in_sigframe``).
+    ``tiles`` is the offset of the AMX tiles in the image, 0 without AMX. ptrace returns the tiles of AMX for every
+    thread. The kernel accepts a frame with them only from a thread that uses them. For any other it restores the x87
+    unit and SSE, and clears the rest (``check_xstate_in_sigframe``).
     """
     bit = 1 << TILE_DATA
     if not tiles or int.from_bytes(xstate[_STATE_BV : _STATE_BV + 8], "little") & bit:

@@ -6,8 +6,8 @@ itself, shares bytes with the next one (punned), displaces several (a window), o
 
 * Several instructions are safe to displace if no branch leads into their middle. ``branch_targets`` collects all
   possible targets: a superfluous target only rejects a usable plan, a missing one crashes a process.
-* Contexts saved in the middle may be resumed. So the jump's displacement contains trapping bytes where
-  displaced instructions began, and the tracer moves threads that stop there into the copy.
+* A context (signal frame, setjmp) saved in the middle may be resumed. So the jump's displacement contains trapping
+    bytes where displaced instructions began, and the tracer moves threads that trap there into the copy.
 * Each instruction of the displaced code is mapped to an original one, so that threads can be moved and addresses
   reported.
 * Punned jumps rely on the bytes after them, so sites are placed from the highest address down.

@@ -54,11 +54,10 @@ class Kind(NamedTuple):
     """
     Effect of an instruction on control flow.
 
-    It ``leaves`` if the following instruction is not executed after it, or only when a call returns (``calls``).
-    ``is_branch`` is True if it has a code address as a distance or in an operand. ``obstacle`` is the reason why it
-    cannot be executed elsewhere, as a clause about ``it``.
-
-    A kind belongs to iced's code of an instruction, and is computed once for each code.
+    ``leaves`` is True if control does not continue with the following instruction, or only when a call (``calls``)
+    returns. ``is_branch`` is True if it has a code address as a distance or in an operand. ``obstacle`` is the reason
+    why it cannot be executed elsewhere, as a clause with the subject "it". The kind of each iced ``Code`` is computed
+    once.
     """
 
     leaves: bool = False
@@ -98,7 +97,11 @@ def kind_of(code: int) -> Kind:
 
 
 def undisplaceable(instruction: Instruction, raw: bytes) -> str | None:
-    """Return the reason why an instruction cannot be executed elsewhere, as a clause about ``it``; None if it can."""
+    """
+    Return the reason why an instruction cannot be executed elsewhere, a clause with the subject "it".
+
+    Return None if it can.
+    """
     kind = kind_of(instruction.code)
     if kind.is_branch and raw[0] in _LEGACY_PREFIXES and _OPERAND_SIZE in raw[: legacy_prefixes(raw)]:
         return "it is a branch with an operand-size prefix, which processors understand differently"
@@ -122,7 +125,7 @@ _NEAR_BRANCH = re.compile(rb"[\xe8\xe9]|\x0f[\x80-\x8f]")
 
 
 class CodeRange(NamedTuple):
-    """Code from one link address to another (excluded)."""
+    """Code from the link address ``start`` to ``end`` (excluded)."""
 
     start: int
     end: int
@@ -374,7 +377,7 @@ def _cut(dead: Iterable[tuple[int, int]], targets: set[int]) -> Iterator[tuple[i
 
 class CodeBytes:
     """
-    Code from one run-time address to another (excluded).
+    Code of a process from a start address to an end address (excluded), with the bytes that jumps have changed.
 
     At most one jump has *written* a byte. A punned jump *relies* on bytes after it: those must stay as they are,
     whether they are the file's or those of another jump.
@@ -428,7 +431,7 @@ class CodeBytes:
 
 class ModuleCode:
     """
-    Code of a module that is mapped ``bias`` bytes above its link addresses, with its control flow.
+    Code of a module, mapped at its link addresses plus ``bias``, with its control flow.
 
     ``size`` is that of the whole image in bytes: the maximum distance of code from an address that it refers to in its
     module.

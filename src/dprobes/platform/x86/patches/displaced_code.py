@@ -1,9 +1,9 @@
 """
 Displaced code: executes one or more instructions at another address, and continues after the originals.
 
-Registers, flags, memory and the next address are those of the original, so bytes are kept wherever possible. Relative
-addresses are corrected; a short branch becomes a near one. A call pushes the *original* return address and jumps, so
-that unwinders and exceptions see the caller, and no call returns to the copy::
+The effects on registers, flags, memory and the program counter are those of the original, so bytes are kept if
+possible. Relative addresses are corrected; a short branch becomes a near one. A call pushes the *original* return
+address and jumps, so that unwinders and exceptions see the caller, and no call returns to the copy::
 
     call TARGET      push RETURN (low half) | mov dword [rsp+4], RETURN (high half) | jmp TARGET
     call [MEMORY]    push [MEMORY] | pop [rsp-16] | push ... | mov ... | jmp [rsp-8]
@@ -11,11 +11,11 @@ that unwinders and exceptions see the caller, and no call returns to the copy::
     loop TARGET      loop +2 | jmp +5 | jmp TARGET
     syscall          syscall | mov rcx, NEXT: the value that the instruction leaves in rcx
 
-A call through memory reads it before anything is pushed, as the original does, so a fault finds the state unchanged.
-The size of the code depends on the original alone, and not on the address of the copy.
+A call through memory loads the target before it pushes anything, as the original does, so a fault leaves the state
+unchanged. The size of the code depends on the original alone, and not on the address of the copy.
 
-The program can still see these differences: the address of a faulting instruction, the last-instruction address of the
-x87 unit, and the words that a call through memory leaves below the return address.
+The process can observe these differences: the address of a faulting instruction, the last-instruction address of the
+x87 unit, and words in the red zone below a return address, which a call through memory overwrites.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def displaced(raw: bytes, address: int, copy: int, *, goes_back: bool = True) ->
     Return code that executes at ``copy`` the instructions with the bytes ``raw``, which are at ``address``.
 
     Return None if an address in them is too far from the copy. Each instruction must be displaceable. Only the last one
-    may be a system call, or one after which control does not return. With ``goes_back`` False, control continues after
-    the copy: so a handler can run between two instructions of a window.
+    may be a system call, or an instruction from which control does not continue. With ``goes_back`` False, control
+    continues after the copy: so a handler can run between two instructions of a window.
     """
     from iced_x86 import Decoder
 
@@ -98,7 +98,7 @@ def displaced(raw: bytes, address: int, copy: int, *, goes_back: bool = True) ->
 
 
 def jump(address: int, target: int) -> bytes:
-    """Return the five bytes of a jump at ``address``; raise OverflowError if its target is too far away."""
+    """Return a 5-byte ``jmp rel32`` at ``address``; raise OverflowError if the target is not within 2 GiB."""
     return b"\xe9" + _distance(address + 5, target)
 
 

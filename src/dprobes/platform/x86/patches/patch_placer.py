@@ -52,7 +52,11 @@ def writes_of(plan: Plan, reach: Reach, trampoline: int) -> tuple[Write, ...]:
 
 
 def leads_to(code: CodeBytes, address: int) -> int | None:
-    """Return the final target of the jump at an address, through a short jump to another one; None without a jump."""
+    """
+    Return the target of the ``jmp rel32`` at an address, or of the one that a short jump there leads to.
+
+    Return None if the code has no jump there.
+    """
     from iced_x86 import Code, Decoder
 
     place = address - code.start
@@ -75,8 +79,8 @@ class Placement(NamedTuple):
     """
     Plan with an address for its trampoline of ``room`` bytes, and its writes, in order.
 
-    The code up to ``relied_on`` must stay as it is. Unless it ``traps``, no thread may reach its middle
-    (``Plan.landings``).
+    The code up to the address ``relied_on`` (excluded) must not change. If ``traps`` is False, no thread may reach the
+    middle of the jump (``Plan.landings``).
     """
 
     plan: Plan
@@ -88,7 +92,7 @@ class Placement(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """Instruction at ``site`` that is displaced already: its handler goes to the same trampoline."""
+    """Instruction at ``site`` that ``placement`` has displaced: its handler is in the same trampoline."""
 
     site: int
     placement: Placement

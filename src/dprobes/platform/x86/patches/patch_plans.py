@@ -2,7 +2,7 @@
 Plans for a jump at an instruction, one method each, from its bytes and the control flow around it.
 
 ``patch_placer`` checks later whether the addresses of a plan are free. A method that is not possible returns the
-reason, as a clause about ``it``.
+reason, a clause with the subject "it".
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ _TERMS = {
 
 
 class Reach(NamedTuple):
-    """Targets of a jump after ``prefixes`` prefixes: any address from ``first`` to ``last``."""
+    """Possible targets of a jump with ``prefixes`` prefix bytes: addresses from ``first`` to ``last`` (included)."""
 
     prefixes: int
     first: int
@@ -86,10 +86,10 @@ class Plan(NamedTuple):
     """
     Plan for the jump that probes the instruction at ``site``; all addresses are those of the process.
 
-    The instructions with the bytes ``raw`` and the ``sizes`` are displaced from ``start`` on. That is the site, or the
-    instruction after an ``endbr64`` there, which stays, or the instructions before the site. The first ``written``
-    bytes change. The jump is there, or in ``padding``, and its target is in one of ``reaches``. With ``emulates_call``,
-    the displaced code pushes no return address on a shadow stack.
+    The instructions with the bytes ``raw`` and the ``sizes`` are displaced from ``start`` on. ``start`` is the site,
+    the instruction after an ``endbr64`` at the site, or an instruction before the site. The first ``written`` bytes
+    change. The jump is at ``start``, or at the address ``padding``, and its target is in one of ``reaches``. With
+    ``emulates_call``, the displaced code pushes no return address on a shadow stack.
     """
 
     method: Method
@@ -139,7 +139,7 @@ class Plan(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """Reason why the instruction at ``site`` gets no jump, as a clause about ``it``."""
+    """Reason why the instruction at ``site`` gets no jump, a clause with the subject "it"."""
 
     site: int
     reason: str
@@ -354,7 +354,7 @@ class Site:
 
 
 def look_at(module: ModuleCode, address: int) -> Site | str:
-    """Return the instruction at a run-time address as a site, or the reason against one, as a clause about ``it``."""
+    """Return the instruction at a run-time address as a site, or a reason against it: a clause about "it"."""
     prepare_decoder()
     code = module.around(address)
     if code is None:

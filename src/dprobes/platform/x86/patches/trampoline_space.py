@@ -2,9 +2,8 @@
 Addresses for trampolines, in the gaps between the mappings of a process.
 
 Most trampolines may be anywhere within reach of their site, and share *blocks*. A punned jump has few possible targets,
-or one. It gets the page with that address, and shares it with punned jumps whose targets are there as well. A jump over
-several instructions needs an address at such a displacement that this has trapping bytes (``TRAPS``) where displaced
-instructions began.
+sometimes a single one. It gets the page with such a target, and shares that page with other punned jumps. A jump over
+several instructions needs a displacement with trapping bytes (``TRAPS``) where displaced instructions began.
 
 No address is in the range into which the heap or the stack of the process may grow (``process_maps.Growth``). None is
 in the low 4 GiB, unless the module itself is there.
@@ -26,7 +25,7 @@ __all__ = ["TRAPS", "AddressSpace"]
 
 TRAPS = bytes.fromhex("06 07 0e 16 17 1e 1f 27 2f 37 3f 60 61 82 9a ce d4 d6 ea f4 fa fb")
 """
-Bytes that always trap as an instruction, whatever follows: invalid in 64-bit code, or privileged.
+Bytes that begin a trapping instruction, whatever bytes follow: invalid in 64-bit code, or privileged.
 
 Bytes are excluded that have another meaning with APX (d5) or with a permission for ports (in, out), or that are a
 breakpoint.
@@ -86,7 +85,7 @@ class AddressSpace:
 
     def allocate(self, first: int, last: int, size: int, base: int = 0, landings: Collection[int] = ()) -> int | None:
         """
-        Return an address from ``first`` to ``last`` for ``size`` bytes in a block; None if there is no room.
+        Return an address from ``first`` to ``last`` (included) for ``size`` bytes in a block; None if there is no room.
 
         The bytes with the indices ``landings`` of its displacement from ``base`` are instructions that trap.
         """
@@ -148,7 +147,11 @@ class AddressSpace:
         self._holes += [(start, end) for start, end in holes if end - start >= _SMALLEST_HOLE]
 
     def claim(self, first: int, last: int, size: int) -> int | None:
-        """Return an address from ``first`` to ``last`` for ``size`` bytes, outside of blocks; None without room."""
+        """
+        Return an address from ``first`` to ``last`` (included) for ``size`` bytes outside of blocks.
+
+        Return None without room.
+        """
         if last - first >= _SHARED_FROM:
             found = self._in_shared_page(first, last, size)
             return found if found is not None else self._in_new_page(first, last, size)
@@ -172,7 +175,7 @@ class AddressSpace:
             del self._used[i]
 
     def regions(self) -> list[tuple[int, int]]:
-        """Return start and end of all ranges that must be mapped, in whole pages, in order."""
+        """Return start and end (excluded) of all ranges that must be mapped, in whole pages, by ascending address."""
         found: list[tuple[int, int]] = []
         for start, end in self._used:
             first, last = start & -PAGE_SIZE, _page_end(end)
