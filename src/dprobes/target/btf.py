@@ -8,8 +8,8 @@ The format is that of ``Documentation/bpf/btf.rst`` and ``include/uapi/linux/btf
     info      bits 0-15 vlen, 24-28 kind, 31 kind flag
     strings   terminated by zeros; the first one is empty
 
-A kernel has more than 100 000 types, of which a run needs ten, most of them among the first tenth. So one pass notes
-the start of each type, only as far as needed (all take some 20 ms), and a search in the bytes finds names.
+A kernel has more than 100 000 types, of which a run needs ten, most of them among the first tenth. So one pass records
+the start of each type, only as far as needed (all take some 20 ms). Names are found by a search in the bytes.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ _WORDS_MORE = {Kind.INT: 1, Kind.ARRAY: 3, Kind.VAR: 1, Kind.DECL_TAG: 1}
 COMPOSITES = (Kind.STRUCT, Kind.UNION)
 """Kinds of types that have members."""
 WRAPPERS = (Kind.TYPEDEF, Kind.VOLATILE, Kind.CONST, Kind.RESTRICT, Kind.TYPE_TAG)
-"""Kinds of types that only rename or qualify another type."""
+"""Kinds of types that only rename or qualify another type (typedefs, qualifiers, tags)."""
 
 
 _CHAIN_MAX = 64
@@ -153,7 +153,7 @@ class Btf:
         self._steps = _steps()
 
     def close(self) -> None:
-        """Release the data; no method works afterwards."""
+        """Release the data; other methods must not be called afterwards."""
         self._words.release()
 
     def find(self, kind: Kind, name: str) -> int:
@@ -170,7 +170,7 @@ class Btf:
 
     def member_offset(self, composite: str, path: str) -> int:
         """
-        Return the offset of a member of a structure in bytes.
+        Return the byte offset of a member in a structure.
 
         ``path`` may name members of members, separated by dots; pointers are not followed. Members of structures and
         unions without name are found as in C. Raise ``TargetError`` if there is no such member, or it is a bit field.
@@ -230,19 +230,19 @@ class Btf:
         return self._begin(number)
 
     def name(self, number: int) -> str:
-        """Return the name of a type, which may be empty."""
+        """Return the name of a type; "" for a type without one."""
         return self._string(self._words[self._begin(number)])
 
     def target(self, number: int) -> int:
         """
-        Return the id of the type that a type points to or wraps.
+        Return the third word of a type: the id of the type that it points to or wraps.
 
-        For a structure, union or number return its size in bytes.
+        For a structure, union, enumeration or number the word is the size in bytes.
         """
         return self._words[self._begin(number) + 2]
 
     def array(self, number: int) -> tuple[int, int]:
-        """Return the type id of an array's elements, and their number."""
+        """Return the type id of an array's elements, and the number of elements."""
         at = self._begin(number) + _HEAD_WORDS
         return self._words[at], self._words[at + 2]
 
@@ -269,7 +269,11 @@ class Btf:
         return None
 
     def _places_of_name(self, name: str) -> Iterator[int]:
-        """Iterate over the byte offsets of words in the types that equal the offset of a name; some match by chance."""
+        """
+        Iterate over the byte offsets of words in the type section that equal a string offset of the name.
+
+        Some words match by chance.
+        """
         text = b"\0" + name.encode() + b"\0"
         place = self._data.find(text, self._strings, self._strings_end)
         for _ in range(_NAMESAKES_MAX):  # compilers may write a string several times
@@ -499,7 +503,7 @@ class ModuleBtf(Btf):
 
 
 def _parts(data: bytes) -> tuple[bytes, bytes]:
-    """Return the types and the strings of BTF."""
+    """Return the type section and the string section of BTF."""
     *_, length, types, types_size, strings, strings_size = _HEADER.unpack_from(data)
     start, end = length + types, length + strings
     return data[start : start + types_size], data[end : end + strings_size]

@@ -30,7 +30,7 @@ __all__ = ["CarriedBuild", "CarriedPlace", "CarriedSymbols", "NeededSymbols", "O
 @dataclass(frozen=True, slots=True)
 class CarriedPlace:
     """
-    The instruction at a file offset; ``where`` is the name of the place for people.
+    The instruction at a file offset; ``where`` is the name of the place in messages.
 
     ``definition`` is the number of its probe definition. With ``is_exit``, the instruction leaves the function whose
     return is probed.
@@ -59,13 +59,13 @@ class CarriedBuild:
 
 
 class OtherBuild(enum.Enum):
-    """The treatment of a file whose build is not among the carried ones."""
+    """The treatment of a file of a build that the compiled program does not carry."""
 
     REFUSE = "refuse"
     OWN_SYMBOLS = "own symbols"
-    """It is resolved with its own symbols."""
+    """The file is resolved with its own symbols."""
     NEAREST = "nearest"
-    """It is treated as the build with the most instructions in common."""
+    """The file is treated as the carried build with which it has the most probed instructions in common."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class CarriedSymbols:
         return Module(elf, table, expected)
 
     def machine(self, host: str) -> str | None:
-        """Return the processor of the first build, or None if a build is for the processor ``host``."""
+        """Return the processor of the first build; None if a build is for ``host``, or no build is carried."""
         machines = [build.machine for build in self.builds]
         return None if host in machines or not machines else machines[0]
 

@@ -1,8 +1,8 @@
 """
 Names for addresses of code, from the mapping, the module, and the function with its extent.
 
-The data that is collected about a running process suffices to name other addresses of the same functions later, without
-the process and without its files.
+The data collected from a running process names other addresses of the same functions later, when the process and its
+files may be gone.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ __all__ = [
 
 class CodeName(NamedTuple):
     """
-    The name of an address; ``distance`` is from the start of the function, or of the module's file if that is empty.
+    The name of an address.
+
+    ``distance`` in bytes is from the start of the function, or from the start of the file if ``function`` is "".
 
     ``inlined`` are the functions whose calls were inlined there, the innermost first.
     """
@@ -40,7 +42,7 @@ class CodeName(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The name for people: ``symbol+0x4 [module]``, or ``module+0x1234``."""
+        """The name as it is printed: ``symbol+0x4 [module]``, or ``module+0x1234``."""
         if not self.function:
             return f"{self.module}+{self.distance:#x}"
         distance = f"+{self.distance:#x}" if self.distance else ""
@@ -48,12 +50,16 @@ class CodeName(NamedTuple):
 
     @property
     def inlined_texts(self) -> tuple[str, ...]:
-        """The names for people of the functions whose calls were inlined there."""
+        """The printed names of the functions whose calls were inlined there, the innermost first."""
         return tuple(f"{name} (inlined) [{self.module}]" for name in self.inlined)
 
 
 class MappedCode(NamedTuple):
-    """A mapping of a module's file: from byte ``offset`` on, from address ``start`` up to ``end``."""
+    """
+    A mapping of a module's file from byte ``offset`` on, at ``start`` to ``end`` (excluded).
+
+    ``build`` is its build ID or "".
+    """
 
     start: int
     end: int
@@ -63,7 +69,7 @@ class MappedCode(NamedTuple):
 
 
 class InlinedCode(NamedTuple):
-    """An inlined call of a function, from byte ``start`` of the file up to ``end``."""
+    """The code of an inlined call: the file offsets ``start`` to ``end`` (excluded), and the called function."""
 
     start: int
     end: int
@@ -85,9 +91,9 @@ class LocatedFunction(NamedTuple):
 
 class LocatedCode(NamedTuple):
     """
-    The location of an address.
+    The location of an address in a process, or in the kernel if ``pid`` is None.
 
-    ``since`` is the start time of the process's image, in nanoseconds of CLOCK_MONOTONIC; ``pid`` None is the kernel.
+    ``since`` is the start time of the process's image, in nanoseconds of CLOCK_MONOTONIC.
     """
 
     pid: int | None
@@ -131,7 +137,7 @@ def function_at(
     """
     Return the function at an offset of a module's file; one of unknown size ends after that offset.
 
-    ``name_of`` returns a symbol's name for people.
+    ``name_of`` demangles a symbol's name.
     """
     found = module.symbol_at(offset)
     if found is None:

@@ -59,13 +59,17 @@ def go_version(elf: ElfFile) -> tuple[int, int] | None:
 
 
 def passes_in_registers(elf: ElfFile) -> bool:
-    """Return whether functions of Go in a file take arguments in registers, and not on the stack."""
+    """Return whether Go functions of a file take arguments in registers (ABIInternal), and not on the stack."""
     version = go_version(elf) if elf.machine == "x86_64" else None
     return version is not None and version >= _REGISTERS_SINCE
 
 
 def convention_of(name: str | None) -> Convention:
-    """Return the calling convention of a function, by its name in the symbol table of a Go program."""
+    """
+    Return the calling convention of a function of a Go program, by its symbol.
+
+    Return GO for None, a function without a symbol.
+    """
     if name is None:
         return Convention.GO
     if name.endswith(".abi0"):

@@ -32,7 +32,7 @@ class Function:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A match of a pattern that cannot have a probepoint; ``reason`` is a clause about ``it``."""
+    """A match of a pattern that cannot have a probepoint; ``reason`` is a clause with the subject "it"."""
 
     name: str
     reason: str
@@ -83,7 +83,7 @@ def _others(module: Module, functions: Sequence[Symbol], matches: Callable[[str]
 
 def written_names(module: Module, functions: Sequence[Function]) -> list[tuple[str, str]]:
     """
-    Return for each function an unambiguous name for programs, and the function's readable name.
+    Return for each function an unambiguous name for probe programs, and the function's readable name.
 
     The former is the readable name, if that is unique; else the linker's name, alone or with the source file; else the
     file offset.

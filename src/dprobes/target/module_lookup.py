@@ -1,5 +1,5 @@
 """
-The file that ``name = …`` of a probe program means.
+Look-up of the file that ``name = …`` of a probe program denotes.
 
 A name with a slash is a path. Any other is searched in the process, in the command to be started, in the dynamic
 loader's directories, and in ``PATH``. The first match counts. Architectures are named as in ``ElfFile.machine``.
@@ -173,7 +173,7 @@ def near_modules(name: str, *, pid: int | None = None, command: str | None = Non
 
 
 def suggestion(name: str, *, pid: int | None = None, command: str | None = None) -> str | None:
-    """Return a question about the modules that are similar to ``name``; None if there are none."""
+    """Return "did you mean …" with the modules that are similar to ``name``; None if there are none."""
     near = [repr(each) for each in near_modules(name, pid=pid, command=command)]
     if not near:
         return None
@@ -182,7 +182,7 @@ def suggestion(name: str, *, pid: int | None = None, command: str | None = None)
 
 def advice_on_name(name: str, mapped: dict[str, str]) -> str | None:
     """
-    Return advice on a name that no process maps; None if there is none.
+    Return a hint about a name that no process maps; None if there is none.
 
     ``mapped`` are the files that were mapped: their names without directories, and their paths.
     """
@@ -376,7 +376,7 @@ def _library_candidates(name: str, architecture: str) -> Iterator[Path]:
 
 
 def is_library_for(path: Path, architecture: str) -> bool:
-    """Return whether ``path`` is an ELF file for ``architecture``; true for every ELF file if that is unknown here."""
+    """Return whether ``path`` is an ELF file for ``architecture``; an unknown architecture accepts every ELF file."""
     if not path.is_file():
         return False
     try:
@@ -390,7 +390,7 @@ def is_library_for(path: Path, architecture: str) -> bool:
 
 
 def root_of(pid: int) -> str:
-    """Return the prefix of the paths of a process in another mount namespace, else ""."""
+    """Return the path of a process's root, ``/proc/PID/root``, if it is in another mount namespace; else ""."""
     try:
         own, other = (os.readlink(f"/proc/{who}/ns/mnt") for who in ("self", pid))  # noqa: PTH115 - of each process
     except OSError:
@@ -419,11 +419,11 @@ def _inode(path: Path) -> int | None:
 
 def module_name(path: str, soname: str | None, known: Iterable[str], root: str = "") -> str:
     """
-    Return the name of a mapped file for people; all outputs use this rule.
+    Return the name of a mapped file in all output.
 
-    It is the first of the ``known`` names, those of programs and processes, that means the file: 'redis-server' may be
-    a link to the mapped file. Else it is the SONAME, by which others are linked with it, or the name of the file.
-    ``root`` leads to the files of a process in another mount namespace.
+    It is the first of the ``known`` names, from probe programs and commands, that denotes the file: 'redis-server' may
+    be a link to the mapped file. Else it is the SONAME, or else the file's base name. ``root`` is the prefix of paths
+    of a process in another mount namespace.
     """
     for name in known:
         if name and matches(name, root + path, soname):

@@ -1,7 +1,8 @@
 """
-A module that another process has described as far as a program needs; the file itself is not read.
+A module that another process has described as far as the probe program needs.
 
-So a malicious file cannot take the time and memory of the process that uses the description.
+The file itself is not read, so a malicious file cannot exhaust time and memory of the process that uses the
+description.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ _C_LIBRARY = "libc.so.6"
 
 
 def return_address_user(elf: ElfFile) -> str | None:
-    """Return the reason why code of a file reads return addresses, as a clause about ``it``; None if none is known."""
+    """Return the reason why a file must not have uretprobes, a clause with the subject "it"; None if none is known."""
     if any(section.name in _GO_SECTIONS for section in elf.sections) or elf.data.find(_GO_MARK) >= 0:
         return "it is a Go program, and Go's runtime reads the return addresses on its stacks"
     if elf.soname == _C_LIBRARY:
@@ -78,7 +79,11 @@ def return_address_user(elf: ElfFile) -> str | None:
 
 
 def stack_user(data: Contents) -> str | None:
-    """Return a predicate for a file whose code unwinds or switches stacks, by marks in its bytes; None without one."""
+    """
+    Return the reason, a clause without its subject, if marks in a file show that it unwinds or switches stacks.
+
+    Return None if there is no mark.
+    """
     return next((clause for mark, clause in _MARKS if data.find(mark) >= 0), None)
 
 
@@ -126,7 +131,7 @@ def last_executed(elf: ElfFile) -> tuple[int, ...]:
 
 
 def _pointer(elf: ElfFile, place: int) -> int:
-    """Return the link address that is loaded at a place, relocated or not; 0 if unknown."""
+    """Return the link address that a pointer at the link address ``place`` has, relocated or not; 0 if unknown."""
     try:
         value = int.from_bytes(elf.read(place, elf.word_size), elf.byte_order)
     except TargetError:
@@ -230,7 +235,7 @@ def last_executed_in(module: Module) -> tuple[int, ...]:
 
 
 def return_address_user_in(module: Module) -> str | None:
-    """Return the reason why code of a file reads return addresses, as a clause about ``it``; None if none is known."""
+    """Return the reason why a file must not have uretprobes, a clause with the subject "it"; None if none is known."""
     if isinstance(module, OutlinedModule):
         return module.outline.return_address_user
     return return_address_user(module.elf)

@@ -64,7 +64,7 @@ def clones_among(names: Iterable[str], original: str) -> list[str]:
 
 
 def only_clones(where: str, name: str, clones: list[str]) -> TargetError:
-    """Return the error for a function of which ``where`` has no symbol, only symbols of clones."""
+    """Return the error for a function that has no symbol in ``where``, a name of a module, but symbols of clones."""
     listed = first_of([f"'{each}'" for each in clones], _LISTED)
     called = [each for each in clones if not is_cold_part(each)]
     if not called:
@@ -419,7 +419,7 @@ def _preference(symbol: Symbol) -> tuple[bool, bool]:
 
 
 def familiarity(symbol: Symbol) -> tuple[bool, bool, bool, int, int, str]:
-    """Return a sort key for the names of one address, the best known first."""
+    """Return a sort key for the names of one address; the name that messages use sorts first."""
     underscores = len(symbol.name) - len(symbol.name.lstrip("_"))
     return (
         not symbol.is_code,

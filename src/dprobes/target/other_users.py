@@ -1,5 +1,5 @@
 """
-Limits on the use of shared resources by other users: a burst, and then a rate.
+Limits on the resources that other users' processes can make the tool use: token buckets.
 
 The module reads no clock: callers pass the time in seconds, which must not decrease.
 """
@@ -13,7 +13,7 @@ __all__ = ["Allowance", "foreign_owner"]
 
 
 class Allowance:
-    """A budget of up to ``size`` units, which regains ``rate`` units a second; it is full at first."""
+    """A token bucket of ``size`` units, full at first, which regains ``rate`` units a second."""
 
     def __init__(self, size: float, rate: float) -> None:
         self._size = size
@@ -22,7 +22,7 @@ class Allowance:
         self._seen: float | None = None
 
     def has(self, units: float, now: float) -> bool:
-        """Return whether ``units`` are available."""
+        """Return whether ``units`` are available at the time ``now``, in seconds; use none of them."""
         if self._seen is not None:
             self._left = min(self._size, self._left + self._rate * max(0.0, now - self._seen))
         self._seen = now

@@ -101,7 +101,7 @@ def _provided(path: Path, names: Sequence[str]) -> list[str]:
 
 
 NOT_EXPECTED = "no instruction is expected there"
-"""Difference where the expected code of a file is not known."""
+"""The difference at a file offset for which the compiled program has no instruction."""
 
 _LISTED = 4  # names listed in a hint
 
@@ -263,7 +263,7 @@ class Module:
 
     def is_known_code(self, file_offset: int) -> bool:
         """
-        Return whether there is known to be code at a file offset, and not data between functions.
+        Return whether the byte at a file offset is known to be code, and not data between functions.
 
         It is known by a function, the unwind table, or the program's entry; a label without a type does not count.
         """
@@ -276,7 +276,11 @@ class Module:
         return self.elf.frames.extent(self.elf, address) is not None
 
     def difference_at(self, file_offset: int) -> str | None:
-        """Return the difference of the instruction at a file offset from the expected one, None if there is none."""
+        """
+        Return the difference of the instruction at a file offset from the expected one, a clause.
+
+        Return None if they are equal. Return None also if no instructions are expected of the file.
+        """
         if self._expected is None:
             return None
         expected = self._expected.get(file_offset)
@@ -329,7 +333,7 @@ class Module:
         )
 
     def _definition(self, name: str) -> str:
-        """Return advice for a probe on an imported function: the first library that defines it is called."""
+        """Return a hint for a probe on an imported function: the first library that defines the function."""
         advice = "put the probe on the library that defines it"
         linked = linked_files(self.path)
         providers = providers_of([name], (path for path in linked.values() if path is not None)).get(name)

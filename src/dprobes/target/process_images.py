@@ -1,5 +1,5 @@
 """
-Past mappings of code in processes, recorded by engines, to name and unwind code of processes that have exited.
+Mappings of code in processes, recorded by engines, to name and unwind code of processes that have exited.
 
 A process that executes another program has another *image* from that moment on; a forked child begins with a copy of
 its parent's. Only mappings of code are kept.
@@ -111,7 +111,7 @@ class _Index:
 
 
 class ProcessImages:
-    """The images of processes, entered by engines; thread-safe. Times are of CLOCK_MONOTONIC."""
+    """The images of processes, recorded by engines; thread-safe. Times are nanoseconds of CLOCK_MONOTONIC."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -151,7 +151,7 @@ class ProcessImages:
         """
         Return processes that have or had code at an address, each with the start time of its image.
 
-        There is one for each distinct part of a file at the address; several stand for different code.
+        There is one process for each distinct part of a file at the address, so several mean different code.
         """
         with self._lock:
             if self._index is None:

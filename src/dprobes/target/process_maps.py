@@ -144,7 +144,11 @@ def growth_of(pid: int) -> Growth:
 
 
 def free_ranges(mappings: Iterable[Mapping], growth: Growth, floor: int, top: int) -> list[tuple[int, int]]:
-    """Return the unmapped ranges from ``floor`` to ``top``, in order, without room for the heap and the stack."""
+    """
+    Return the unmapped ranges from ``floor`` to ``top`` by ascending address, ends excluded.
+
+    Ranges into which the heap and the stack may grow are omitted.
+    """
     in_order = sorted(mappings, key=lambda mapping: mapping.start)
     found: list[tuple[int, int]] = []
     heap = _heap_range(in_order, growth, top)
@@ -203,7 +207,7 @@ def mapping_at(pid: int, address: int) -> Mapping | None:
 
 def mapping_finder(pid: int) -> Callable[[int], Mapping | None]:
     """
-    Return a function that returns what ``mapping_at`` does, for many addresses of a process.
+    Return a function with the results of ``mapping_at``, for many addresses of one process.
 
     A kernel without PROCMAP_QUERY makes it read all mappings once, so the process must be stopped meanwhile.
     """
@@ -223,7 +227,7 @@ def mapping_finder(pid: int) -> Callable[[int], Mapping | None]:
 
 def code_mappings(pid: int, most: int = CODE_MAX) -> tuple[list[Mapping], bool]:
     """
-    Return up to ``most`` mappings of files' code in a process, in order of addresses, and whether these are all.
+    Return up to ``most`` executable file mappings of a process, by ascending address, and whether these are all.
 
     Raise the same ``TargetError`` as ``read_maps``.
     """
@@ -237,7 +241,11 @@ def code_mappings(pid: int, most: int = CODE_MAX) -> tuple[list[Mapping], bool]:
 
 
 def _ask(pid: int, wanted: int, most: int, address: int = 0) -> tuple[list[Mapping], bool] | None:
-    """Return up to ``most`` mappings from an address on, and whether these are all; None without PROCMAP_QUERY."""
+    """
+    Return up to ``most`` mappings from an address on, and whether these are all; None if PROCMAP_QUERY fails.
+
+    ``wanted`` are the flags that select mappings.
+    """
     name, query = array("B", bytes(NAME_MAX)), bytearray(QUERY.size)
     place, _ = name.buffer_info()
     found: list[Mapping] = []
@@ -281,7 +289,7 @@ def _ask(pid: int, wanted: int, most: int, address: int = 0) -> tuple[list[Mappi
 
 
 def executable_mappings(text: str) -> list[Mapping]:
-    """Return only the mappings of ``text`` of the code of a file; other lines are skipped quickly."""
+    """Return the executable file mappings in the text of ``/proc/PID/maps``; other lines are not parsed."""
     found = []
     for line in text.split("\n"):
         permissions = line.find(" ") + 1
@@ -329,7 +337,7 @@ def read_maps(pid: int, limit: int | None = None) -> str:
 
 
 def command_name(pid: int) -> str:
-    """Return the name of a process (proc(5), ``comm``), the beginning of its program's name; empty if it is gone."""
+    """Return the name of a process (proc(5), ``comm``, at most 15 bytes); "" if the process has ended."""
     try:
         with open(f"/proc/{pid}/comm", "rb") as file:  # noqa: PTH123 - the tracer does without pathlib
             return os.fsdecode(file.read().removesuffix(b"\n"))

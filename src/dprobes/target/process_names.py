@@ -52,7 +52,7 @@ _LINE = re.compile(rb"^(?:0x)?([0-9a-fA-F]{1,16}) (?:0x)?([0-9a-fA-F]{1,8}) ([^\
 
 
 class JitMap:
-    """The map of one process's just-in-time compiler, which is read again as it grows."""
+    """The perf map (``/tmp/perf-PID.map``) of one process's just-in-time compiler, which is read again as it grows."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -143,7 +143,7 @@ FOREIGN_SIZE = 64 << 20
 """Maximum size in bytes of another user's file whose symbols are read."""
 
 _FOREIGN_TIME, _FOREIGN_RATE = 5.0, 0.01
-"""Seconds that reading one other user's files may take at once, and the fraction of the time after that."""
+"""Seconds that reading another user's files may take in a burst, and the share of elapsed time afterwards."""
 
 _NANOSECONDS = 1_000_000_000
 _MILLISECOND = 1_000_000
@@ -158,7 +158,7 @@ _Kept = TypeVar("_Kept")
 
 
 def make_room(kept: OrderedDict[_Key, _Kept], limit: int) -> None:
-    """Drop the oldest items, so that there is room for one more within ``limit``."""
+    """Remove the oldest items, so that ``kept`` has fewer than ``limit`` items."""
     while len(kept) >= limit:
         kept.popitem(last=False)
 
@@ -184,10 +184,10 @@ class _Look(NamedTuple):
 
 class ProcessNames:
     """
-    The processes of records.
+    The processes that records refer to.
 
-    ``images`` has the mappings of processes that have exited, ``inlining`` the calls that were inlined into functions.
-    ``called`` are the names that programs use for modules.
+    ``images`` has the mappings of processes that have exited, ``inlining`` finds the calls that were inlined into
+    functions. ``called`` are the names that programs use for modules.
     """
 
     def __init__(
@@ -203,10 +203,10 @@ class ProcessNames:
 
     def process(self, pid: int, name: str, seen: int | None) -> NamedProcess | None:
         """
-        Return the process with an id and a name, past or present; None if it is gone, or may not be inspected.
+        Return the process with an id and a name, past or present; None if it is unknown, or may not be inspected.
 
-        A process whose name has changed may have executed another program since. ``seen`` is a time of CLOCK_MONOTONIC
-        at which it had done so.
+        A process whose name has changed may have executed another program since. ``seen`` is a time of CLOCK_MONOTONIC,
+        in nanoseconds, at which the process executed the program of that name.
         """
         image = self._images.at(pid, seen) if self._images is not None else None
         key = (pid, name if image is None else image)
@@ -364,7 +364,7 @@ class _Modules:
         return self._modules[key]
 
     def function_at(self, module: Module, offset: int) -> LocatedFunction | None:
-        """Return the function at an offset of a module's file, with its name for people; None if it is unknown."""
+        """Return the function at an offset of a module's file, with its readable name; None if it is unknown."""
         is_trusted = module not in self._foreign
         name_of = partial(self._demangler.name_of, is_trusted=is_trusted)
         return function_at(module, offset, name_of, self._inlining if is_trusted else None)

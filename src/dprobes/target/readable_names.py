@@ -225,7 +225,7 @@ class _Reader:
         return f"'{chr(ord('a') + depth)}" if depth < 26 else f"'_{depth}"
 
     def _binder(self) -> tuple[str, int]:
-        """Return the text of a binder of lifetimes, and their number."""
+        """Return the text of a binder of lifetimes, such as ``for<'a> ``, and the number of lifetimes."""
         count = self._optional("G")
         if count > _DEPTH_MAX:
             raise ValueError("too many lifetimes")
@@ -499,7 +499,7 @@ _STRING = r"\bstd::basic_string<char, ?std::char_traits<char>, ?std::allocator<c
 
 
 def _short(parameters: str) -> str:
-    """Return parameters as people write them: without the library's versions, and with ``std::string``."""
+    """Return parameters as in C++ source: without inline namespaces of the library, and with ``std::string``."""
     if "std::" not in parameters:
         return parameters
     plain = re.sub(r"\bstd::(?:__cxx11|__1)::", "std::", parameters)
@@ -568,7 +568,7 @@ _OPERATOR = re.compile(
 
 
 def _behind_operator(name: str, start: int) -> int:
-    """Return the position after the word ``operator`` and its sign, or the type that it converts to."""
+    """Return the position after the word ``operator`` and the operator's symbol or conversion type."""
     match = _OPERATOR.match(name, start)
     return match.end() if match is not None else start + len("operator")
 

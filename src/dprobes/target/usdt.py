@@ -106,7 +106,7 @@ def _sites_in(elf: ElfFile, data: bytes, base: int | None) -> Iterator[UsdtSite]
 
 
 def is_semaphore(elf: ElfFile, address: int) -> bool:
-    """Return whether a file has writable memory for a semaphore at a link address, to which engines write."""
+    """Return whether the two bytes of a semaphore at a link address are in a writable segment."""
     return any(s.flags & _PF_W and 0 <= address - s.vaddr < s.memsz - 1 for s in elf.load_segments)
 
 
@@ -127,7 +127,11 @@ def _site(elf: ElfFile, address: int, semaphore: int, strings: Sequence[bytes]) 
 
 
 def guarded_site(elf: ElfFile, offset: int) -> UsdtSite | None:
-    """Return the USDT site at a file offset if it is reached only while its semaphore is raised; else None."""
+    """
+    Return the USDT site with a semaphore at a file offset, which may be executed only while the semaphore is not 0.
+
+    Return None if there is no such site.
+    """
     return next((site for site in usdt_sites(elf) if site.offset == offset and site.semaphore), None)
 
 

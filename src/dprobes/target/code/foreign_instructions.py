@@ -1,8 +1,9 @@
 """
-Instructions of processors other than x86: length, text, and effect.
+Instructions of processors other than x86: length, disassembly, and effect.
 
 The length follows from the first bytes of an instruction, by rules that no extension of the processor changes, so it is
-certain. The text is capstone's, where that is installed and decodes the instruction; else it is the bytes.
+certain. The disassembly is capstone's, if that is installed and decodes the instruction; else it is the bytes in
+hexadecimal.
 """
 
 from __future__ import annotations
@@ -163,7 +164,7 @@ class Load(NamedTuple):
 
 
 class Effect(NamedTuple):
-    """The effect of an instruction that does not branch."""
+    """The effect of an instruction that does not branch; all sums and addresses use the values before it."""
 
     sums: Sequence[Sum] = ()
     stores: Sequence[Store] = ()
@@ -174,7 +175,7 @@ NOTHING = Effect()
 
 
 def signed(value: int, bits: int) -> int:
-    """Return the signed number whose two's complement is in the lowest bits of a value."""
+    """Return the number whose two's complement is the lowest ``bits`` bits of a value."""
     value &= (1 << bits) - 1
     return value - (1 << bits) if value >> bits - 1 else value
 
@@ -185,7 +186,7 @@ def signed(value: int, bits: int) -> int:
 _AARCH64_NOP = 0xD503_201F
 _PAGE = 4096
 _ZERO = 31
-"""Register number of the zero register, or the stack pointer."""
+"""Number of the zero register or, in some operands, of the stack pointer."""
 _WORD = 8
 
 

@@ -2,8 +2,8 @@
 The exits of a function: its return instructions, and the jumps that may be tail calls.
 
 A function is its symbol's range, or that of its frame description, and the cold parts that the compiler moved
-elsewhere. A jump out of it with only the return address on the stack is a tail call; the unwind table describes the
-stack at the jump. Cases that cannot be decided are errors: a missed return would be worse than no probe.
+elsewhere. A jump out of the function with only the return address on the stack is a tail call. The unwind table
+describes the stack at the jump. Cases that cannot be decided are errors: a missed return would be worse than no probe.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class ExitKind(Enum):
 
     RETURN = "return"
     JUMP = "jump"
-    """A jump leaves the function only if its target is outside."""
+    """A jump, which leaves the function only if its target is outside."""
 
 
 class Exit(NamedTuple):
@@ -101,7 +101,7 @@ def function_exits(module: Module, frames: CallFrames, address: int, size: int) 
     """
     Return the exits of the function at a link address; ``size`` is that of its symbol, or 0.
 
-    Raise ``TargetError``, a clause about ``it``, if they cannot be determined.
+    Raise ``TargetError``, whose message is a clause with the subject "it", if they cannot be determined.
     """
     end = address + size
     if not is_x86(module):

@@ -155,7 +155,12 @@ class Boundary(Enum):
 
 
 class BoundaryCheck(NamedTuple):
-    """The position of an offset; inside an instruction also the file offsets of that instruction and of the next."""
+    """
+    The position of an offset.
+
+    ``before`` and ``after`` are the file offsets of the instruction around it and of the next. Both are None unless the
+    offset is inside an instruction.
+    """
 
     status: Boundary
     before: int | None = None
@@ -291,7 +296,11 @@ def disassemble_around(module: Module, file_offset: int, before: int, after: int
 
 
 def unprobeable(decoded: DecodedInstruction) -> str | None:
-    """Return the reason why an instruction cannot carry a probepoint, as a clause about ``it``; None if it can."""
+    """
+    Return the reason why an instruction cannot carry a probepoint, a clause with the subject "it".
+
+    Return None if it can.
+    """
     return _UNPROBEABLE.get(decoded.mnemonic)
 
 
@@ -463,7 +472,7 @@ def _not_code(module: Module, offset: int) -> TargetError:
 
 
 def _refuse_padding(module: Module, decoded: DecodedInstruction) -> None:
-    """Raise ``TargetError`` if a function starts inside the decoded bytes: they are padding before it."""
+    """Raise ``TargetError`` if a function starts inside the decoded bytes, which are padding before it then."""
     for distance in range(1, decoded.length):
         symbol = module.symbol_at(decoded.offset + distance)
         if symbol is not None and symbol[1] == 0:

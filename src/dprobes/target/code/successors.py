@@ -1,5 +1,5 @@
 """
-The possible addresses of a thread after one instruction, for machines without a single step.
+The possible values of the program counter after one instruction, for machines without a single step.
 
 Branches are recognised by the instruction formats of each processor; any other instruction is followed by the next one.
 A conditional branch has two successors: its target, and the next instruction. Registers have the names of ``arch``.
@@ -26,7 +26,7 @@ def successors(
     word: Callable[[int], int],
 ) -> frozenset[int]:
     """
-    Return the possible addresses of a thread after it has executed the instruction ``raw`` at ``address``.
+    Return the possible values of the program counter after the instruction ``raw`` at ``address``.
 
     ``register`` returns the value of a register by its name, ``word`` the word at an address in memory. Raise
     ``TargetError`` if the target of the branch is unknown.

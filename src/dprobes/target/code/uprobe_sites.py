@@ -1,10 +1,10 @@
 """
 The treatment of an x86 instruction by the kernel's uprobes: emulated, stepped out of line, refused, or broken.
 
-The kernel must execute the instruction under a uprobe's breakpoint elsewhere. It emulates a few, and steps a copy of
-the others, which takes a debug exception and about twenty times as long. It checks opcode bytes alone, and so mistakes
-some vector instructions for jumps. The tables follow ``uprobe_init_insn``, ``branch_setup_xol_ops``,
-``push_setup_xol_ops`` and ``arch_uprobe_analyze_insn`` in ``arch/x86/kernel/uprobes.c``.
+The kernel cannot execute an instruction that a uprobe's breakpoint replaces. It emulates a few, and single-steps a copy
+of the others out of line (XOL), which takes a debug exception and about twenty times as long. The kernel checks opcode
+bytes alone, and so mistakes some vector instructions for jumps. The tables follow ``uprobe_init_insn``,
+``branch_setup_xol_ops``, ``push_setup_xol_ops`` and ``arch_uprobe_analyze_insn`` in ``arch/x86/kernel/uprobes.c``.
 
 ``tests/integration/ebpf/test_uprobe_sites.py`` compares them with the running kernel; they were made with 6.18. Where
 kernels differ, the result is the one that is safe for all.
@@ -45,7 +45,7 @@ __all__ = [
 
 def may_fault(raw: bytes, bits: int) -> bool:
     """
-    Return whether the instruction ``raw`` in code of 32 or 64 ``bits`` can raise a fault that ends a program.
+    Return whether the instruction ``raw`` in code of 32 or 64 ``bits`` can raise a fault that causes a signal.
 
     False is certain. True may be wrong: for example, every vector instruction counts as one that can.
     """
@@ -84,9 +84,9 @@ class UprobeClass(Enum):
     EMULATED = "emulated"
     STEPPED = "single-stepped"
     REFUSED = "refused"
-    """No breakpoint is set: error 524, or no error at all where the file is mapped later."""
+    """The kernel sets no breakpoint: it returns ENOTSUPP (524), or no error if the file is mapped later."""
     BROKEN = "broken"
-    """The kernel accepts it, but the program's behaviour changes."""
+    """The kernel sets the breakpoint, but the behaviour of the probed process changes."""
 
 
 def _opcodes(text: str) -> frozenset[int]:
@@ -180,9 +180,9 @@ def uprobe_class(raw: bytes, bits: int) -> UprobeClass:
 
 def refusal(decoded: DecodedInstruction, bits: int, *, at_entry: bool = False) -> str | None:
     """
-    Return the reason why a uprobe cannot be placed at an instruction, as a clause about ``it``; None if it can.
+    Return the reason why a uprobe cannot be placed at an instruction, a clause with the subject "it"; None if it can.
 
-    ``at_entry`` is true for the first instruction of a function, where nothing is below the stack pointer yet.
+    ``at_entry`` is true for the first instruction of a function, where the red zone is not in use yet.
     """
     if (reason := unprobeable(decoded)) is not None:
         return reason
@@ -285,7 +285,7 @@ def _is_branch(parsed: _Parsed) -> bool:
 
 
 def _kernel_mistake(parsed: _Parsed, bits: int) -> str | None:
-    """Return the problem with an instruction that the kernel accepts, None without one."""
+    """Return the problem with an instruction for which the kernel accepts a uprobe; None if there is none."""
     if parsed.vector_map:
         return _vector_mistake(parsed)
     repeated = 0xF2 in parsed.prefixes or 0xF3 in parsed.prefixes
@@ -352,7 +352,7 @@ _INDIRECT_JUMP = re.compile(rb"\xff[\x20-\x2f\x60-\x6f\xa0-\xaf\xe0-\xef]")
 _NOTRACK = 0x3E
 _DISTANCE = struct.Struct("<i")
 _FEW = 8
-"""Number of targets up to which a search for each is faster than a search for all branches."""
+"""Maximum number of targets for which a search for each is faster than a search for all branches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -507,8 +507,9 @@ def _leads_elsewhere(frames: CallFrames, address: int, raw: bytes, is_marked: bo
     """
     Return whether an indirect jump cannot lead to the beginning of its function.
 
-    There only the return address is on the stack. A jump with more on the stack cannot lead there. One without is a
-    tail call in a function with a landing mark, unless it is a notrack jump, as those through tables are.
+    At a function's beginning only the return address is on the stack, so a jump with more on the stack cannot lead
+    there. Another jump in a function with a landing mark is a tail call, unless it is a notrack jump, as through jump
+    tables.
     """
     at_entry = frames.is_at_entry(address)
     if at_entry is None:

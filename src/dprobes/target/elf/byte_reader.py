@@ -17,7 +17,7 @@ _TEXT_MAX = 1 << 16
 """Maximum size of a name in bytes; those of C++ have some thousands."""
 
 POINTER_SIZES = {0x02: 2, 0x03: 4, 0x04: 8, 0x0A: 2, 0x0B: 4, 0x0C: 8}
-"""Sizes in bytes of encoded pointers by the low half of the encoding; 0 and 8 are a word."""
+"""Sizes in bytes of encoded pointers (DW_EH_PE_*) by the low four bits of the encoding; 0 and 8 are a word."""
 _WORDS = (0x00, 0x08)
 _SIGNED = 0x08
 
@@ -96,7 +96,7 @@ class ByteReader:
             raise IndexError("it ends too early")
 
     def take(self, size: int) -> bytes:
-        """Return the next ``size`` bytes."""
+        """Return the next ``size`` bytes, and move after them."""
         start = self.position
         self.skip(size)
         return self._data[start : self.position]
@@ -116,7 +116,7 @@ class ByteReader:
         return value
 
     def text(self) -> bytes:
-        """Return the bytes up to a NUL, and skip the NUL."""
+        """Return the bytes up to a NUL, and move after the NUL."""
         start = self.position
         end = self._data.index(b"\0", start)
         self.position = end + 1

@@ -86,7 +86,11 @@ class SectionSource(Protocol):
         """Size of the whole section in bytes."""
 
     def until(self, end: int) -> SectionBytes:
-        """Return the first ``end`` bytes, or more; raise ``TargetError`` if they cannot be decompressed."""
+        """
+        Return at least the first ``end`` bytes, or the whole section.
+
+        Raise ``TargetError`` if they cannot be decompressed.
+        """
 
 
 class _Present(NamedTuple):
@@ -162,7 +166,7 @@ def has_debug_information(elf: ElfFile) -> bool:
 
 
 def section_bytes(elf: ElfFile, name: str) -> SectionBytes:
-    """Return a section of a file; an empty one if there is none; raise ``TargetError`` if it cannot be decompressed."""
+    """Return a section of a file, an empty one if there is none. Raise ``TargetError`` if it cannot be decompressed."""
     source = section_source(elf, name)
     return source.until(source.size)
 
@@ -324,7 +328,7 @@ _Row = dict[str, tuple[int, int]]
 
 
 def find_package(program: ElfFile) -> Package | None:
-    """Return the package beside a program or its separate debug file; None if there is none."""
+    """Return the .dwp package beside a program or its separate debug file; None if there is none."""
     path = Path(program.path)
     for beside in (path, path.with_suffix("")) if path.suffix == ".debug" else (path,):
         try:
@@ -335,7 +339,7 @@ def find_package(program: ElfFile) -> Package | None:
 
 
 class Package:
-    """A package; malformed bytes raise ``TargetError`` and nothing else."""
+    """A .dwp package; malformed bytes raise ``TargetError`` and nothing else."""
 
     def __init__(self, elf: ElfFile) -> None:
         self.elf = elf

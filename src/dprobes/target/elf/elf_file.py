@@ -72,7 +72,11 @@ class FrameTable:
 
     @classmethod
     def of(cls, elf: Image, header: tuple[int, int] | None) -> FrameTable:
-        """Return the table of ``elf`` whose header has the given link address and size; empty if unusable."""
+        """
+        Return the table of ``elf``; ``header`` is link address and size of ``.eh_frame_hdr``.
+
+        Return an empty table if the format is not that of linkers.
+        """
         try:
             if header is None:
                 return cls._walk(elf)
@@ -134,7 +138,7 @@ class FrameTable:
         return self.descriptions[bisect_right(self.starts, link_address) - 1]
 
     def _length(self, elf: Image, index: int) -> int | None:
-        """Return a function's length in bytes for the encoding of compilers (pcrel, sdata4), else None."""
+        """Return a function's length in bytes; None unless pointers have the usual encoding (pcrel, sdata4)."""
         description = self.descriptions[index]
         try:
             begin, length = struct.unpack(f"{elf.struct_prefix}iI", elf.read(description + 8, 8))
@@ -214,7 +218,7 @@ class ElfFile:
     @classmethod
     def open(cls, path: str | os.PathLike[str], reached: Path | None = None) -> ElfFile:
         """
-        Return the description of the ELF file ``path``; raise ``TargetError`` if it is malformed.
+        Read the ELF file ``path``; raise ``TargetError`` if it is malformed or cannot be read.
 
         ``reached`` is the path to open instead, if ``path`` no longer leads to the file; errors have ``path``.
         """
@@ -223,7 +227,7 @@ class ElfFile:
 
     @classmethod
     def of_bytes(cls, path: Path, data: Contents) -> ElfFile:
-        """Return the description of the ELF file with the bytes ``data``; ``path`` is its name in errors."""
+        """Parse the ELF file with the bytes ``data``; ``path`` is its name in errors."""
         from dprobes.target.elf.elf_headers import parse_headers
 
         return cls(path, data, parse_headers(path, data))
@@ -284,7 +288,7 @@ class ElfFile:
         return found
 
     def is_executable_offset(self, file_offset: int) -> bool:
-        """Return whether the byte at ``file_offset`` is loaded as code."""
+        """Return whether the byte at ``file_offset`` is in an executable load segment."""
         return any(s.executable and 0 <= file_offset - s.offset < s.filesz for s in self.load_segments)
 
     def code_range(self, link_address: int) -> tuple[int, int] | None:
@@ -298,7 +302,11 @@ class ElfFile:
         return None
 
     def read(self, link_address: int, n: int) -> bytes:
-        """Return the ``n`` bytes that are loaded at ``link_address``, zeros for bss; all must be in one segment."""
+        """
+        Return the ``n`` bytes that are loaded at ``link_address``, zeros for bss.
+
+        Raise ``TargetError`` if they are not in one load segment.
+        """
         for segment in self.load_segments:
             start = link_address - segment.vaddr
             if start >= 0 and start + n <= segment.memsz:
@@ -312,7 +320,11 @@ class ElfFile:
         raise TargetError(f"'{self.path}' has no {n} bytes at address 0x{link_address:x}")
 
     def bytes_at(self, offset: int, size: int, what: str) -> bytes:
-        """Return ``size`` bytes of the file at ``offset``; ``what`` is their name in errors."""
+        """
+        Return ``size`` bytes of the file at ``offset``.
+
+        Raise ``TargetError`` with the name ``what`` if the file is shorter.
+        """
         if offset < 0 or size < 0 or offset + size > len(self.data):
             self.malformed(f"{what} lies outside the file")
         if size > READ_MAX:

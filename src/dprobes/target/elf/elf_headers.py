@@ -1,9 +1,9 @@
 """
 The headers of an ELF file, read and checked once, so that all other code can rely on them.
 
-A library would take a sixth of the start of a run. Each table is first checked to be in the file, and not larger than
-those of real programs, because any user may have written the file. Rules: System V ABI chapters 4 and 5; the build-id
-note: ``ld --build-id``.
+Each table is first checked to be in the file, and not larger than in real files, because any user may have written the
+file. No library is used, because its import would take a sixth of the start of a run. Rules: System V ABI chapters 4
+and 5; the build-id note: ``ld --build-id``.
 """
 
 from __future__ import annotations
@@ -119,7 +119,11 @@ class Section(NamedTuple):
 
 
 class Headers(NamedTuple):
-    """The headers of a file; pairs are file offset and size, except ``eh_frame_header``: a link address."""
+    """
+    The headers of a file.
+
+    Pairs are file offset and size in bytes; ``eh_frame_header`` is link address and size.
+    """
 
     word_size: int
     byte_order: ByteOrder
@@ -340,7 +344,7 @@ Note = tuple[int, bytes, bytes]
 
 def notes_in(data: bytes, prefix: str) -> Iterator[Note]:
     """
-    Iterate over the notes in some bytes, up to one that is not complete.
+    Iterate over the notes in some bytes; stop at an incomplete note.
 
     ::
 

@@ -43,7 +43,11 @@ class KnownBytes:
     def __getitem__(self, place: slice) -> bytes: ...
 
     def __getitem__(self, place: int | slice) -> int | bytes:
-        """Return the known bytes of a piece from its beginning; empty for a slice that begins elsewhere."""
+        """
+        Return known bytes: those of a slice must begin where a piece begins; else the result is empty.
+
+        A slice beyond the end of its piece is truncated.
+        """
         if isinstance(place, int):
             return self._pieces[place][0]
         start, stop, _ = place.indices(self._size)
@@ -55,10 +59,10 @@ class KnownBytes:
 
 
 FileBytes: TypeAlias = bytes | mmap.mmap
-"""All bytes of a file, with slicing, ``find`` and the buffer protocol."""
+"""All bytes of a file: types with slicing, ``find`` and the buffer protocol."""
 
 Contents: TypeAlias = FileBytes | KnownBytes
-"""The known bytes of a file."""
+"""All bytes of a file, or the known ones."""
 
 READ_LIMIT = 64 << 20
 """Maximum size in bytes of a file that is always read; larger ones are mapped if that is safe."""
@@ -124,7 +128,7 @@ def _opened(path: Path, expected: str, shown: Path) -> Iterator[tuple[int, os.st
 
 
 def _is_only_ours(status: os.stat_result) -> bool:
-    """Return whether only root, this user and its group can change a file."""
+    """Return whether only root, this user and this user's group can write to a file."""
     others = stat.S_IWOTH if status.st_gid == os.getegid() else stat.S_IWGRP | stat.S_IWOTH
     return status.st_uid in (0, os.geteuid()) and not status.st_mode & others
 

@@ -1,5 +1,5 @@
 """
-Relocation of sections of object files, as a linker would do it, which includes modules of the kernel.
+Relocation of sections of object files, such as kernel modules, as a linker would do it.
 
 Only the kinds in debug information are supported: addresses, offsets in other sections, and offsets of thread-local
 variables. A section has the address that ``ElfFile`` assigns to it.
@@ -147,7 +147,11 @@ def _apply(relocations: _Relocations, data: bytearray) -> None:
 
 
 def targets_in(elf: ElfFile, name: str) -> Iterator[tuple[int, int, int]]:
-    """Iterate over a section's relocations: place, section of the symbol, offset in that; for 64-bit files."""
+    """
+    Iterate over a section's relocations: offset in the section, number of the symbol's section, offset in that section.
+
+    The file must have 64-bit words.
+    """
     table = elf.section(f".rela{name}")
     names = next((each for each in elf.sections if each.type == SHT_SYMTAB), None)
     if table is None or names is None:
@@ -176,7 +180,11 @@ _RSEQ_DESCRIPTION = struct.Struct("<IIQQQ")
 
 
 def written_words(elf: ElfFile) -> Iterator[tuple[int, int]]:
-    """Iterate over the places to which relocations of the loader write link addresses, with these addresses."""
+    """
+    Iterate over (place, target) of the dynamic loader's relocations that write addresses.
+
+    Place and target are link addresses. Only x86-64 is supported.
+    """
     values = elf.dynamic.values
     table, size = values.get(_DT_RELA, 0), values.get(_DT_RELASZ, 0)
     try:

@@ -1,5 +1,5 @@
 """
-Symbols that are not in the module itself: those of separate debug files, and of the file of ``--sym``.
+Symbols from other files than the module: separate debug files, and the file of ``--sym``.
 
 Rules: GDB manual, "Debugging Information in Separate Files" (build-id and ``.gnu_debuglink`` methods).
 """
@@ -73,7 +73,7 @@ class ListedSymbols:
         return list(self._by_name.get(name, ()))
 
     def in_files(self, _name: str) -> list[tuple[str, Symbol]]:
-        """Return none: lists of symbols do not have source files."""
+        """Return an empty list: lists of symbols have no source files."""
         return []
 
     def imports(self, name: str) -> bool:
@@ -97,7 +97,7 @@ class ListedSymbols:
         return self._symbols[index]
 
     def starting(self, _address: int) -> list[Symbol]:
-        """Return none: a lookup would take a scan of all symbols."""
+        """Return an empty list: a lookup would take a scan of all symbols."""
         return []
 
 

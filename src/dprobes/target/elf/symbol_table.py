@@ -107,7 +107,7 @@ class GnuHash:
                 yield i
 
     def count(self) -> int:
-        """Return the number of symbols up to the last one in the table."""
+        """Return the number of symbols in ``.dynsym``, which is one more than the last index in the hash table."""
         last = max((head for (head,) in self._word.iter_unpack(self._heads)), default=0)
         end = self._first
         for i, _ in self._chain(last):

@@ -1,1 +1,1 @@
-"""The running kernel as a target: its symbols, its text, its modules, and the code where probes are refused."""
+"""The running kernel as a target: its symbols, its code (.text), its modules, and the code where it refuses probes."""

@@ -1,7 +1,7 @@
 """
 Files of the running kernel and its modules, from the distribution's packages and debug packages.
 
-A file counts only if its build-id is that of the running kernel or module.
+A file is used only if its build ID is that of the running kernel or loaded module.
 """
 
 from __future__ import annotations
@@ -301,9 +301,9 @@ def described_module(name: str, named: Path | None = None) -> ElfFile | None:
 
 def source_files(elf: ElfFile, name: str, place_of: Callable[[Section], int | None]) -> dict[int, str]:
     """
-    Return the source files of the local symbols called ``name`` in a file, by their addresses in memory.
+    Return the source file names (STT_FILE) of the local symbols called ``name``, by the symbols' run-time addresses.
 
-    ``place_of`` returns the address of a section in memory, None if it is not loaded.
+    ``place_of`` returns the run-time address of a section, None if it is not loaded.
     """
     found = {}
     for file, symbol in SymbolTable(elf_symbols(elf), code_range=elf.code_range).in_files(name):
@@ -316,7 +316,11 @@ def source_files(elf: ElfFile, name: str, place_of: Callable[[Section], int | No
 
 
 def sources_in_kernel(elf: ElfFile | None, name: str, start: int) -> dict[int, str]:
-    """Return the source files of static symbols of a kernel at address ``start``; empty without a file of it."""
+    """
+    Return the source file names of a kernel's static symbols called ``name``, by run-time address.
+
+    ``start`` is the run-time address of ``_text``. The result is empty if ``elf`` is None.
+    """
     linked = SymbolTable(elf_symbols(elf), code_range=elf.code_range).lookup(_START) if elf is not None else []
     if elf is None or not linked:
         return {}
@@ -324,7 +328,11 @@ def sources_in_kernel(elf: ElfFile | None, name: str, start: int) -> dict[int, s
 
 
 def sources_in_module(name: str, module: str, sections: str = _SECTIONS) -> dict[int, str]:
-    """Return the source files of static symbols of a loaded module, by address."""
+    """
+    Return the source file names of a loaded module's static symbols called ``name``, by run-time address.
+
+    The result is empty if the module's file is not installed.
+    """
     elf = described_module(module)
     if elf is None:
         return {}
@@ -367,7 +375,7 @@ _PREFIXES = b"\x2e\x3e\xf0"
 
 
 def is_patched_form(instruction: DecodedInstruction) -> bool:
-    """Return whether the kernel patches instructions of this form at some places."""
+    """Return whether the kernel patches some of the instructions with this opcode, such as calls and long nops."""
     raw = instruction.raw
     if raw[:1] == b"\xf0" or raw == _SHORT_NOP or instruction.mnemonic in ("nop", "endbr64", "call", "jmp"):
         return True
@@ -461,7 +469,7 @@ class _Piece(NamedTuple):
 
 class _Code(NamedTuple):
     """
-    The code of one file; ``problem`` is a clause, the reason why there is none.
+    The code of one file; ``problem`` is a clause, the reason why its code cannot be used, else None.
 
     ``patched`` are addresses and lengths of alternatives, None if all code may be one. ``shift`` is the offset in bytes
     of the running kernel's image from its link addresses.
@@ -476,7 +484,7 @@ class _Code(NamedTuple):
 
 class FileText:
     """
-    The kernel's text from its files; ``memory_problem`` is a clause, the reason why memory is not read.
+    The kernel's code from its files; ``memory_problem`` is a clause, the reason why memory is not read.
 
     ``text_address`` returns the address of ``_text``, ``modules`` name, address and size of the loaded modules.
     """

@@ -1,5 +1,5 @@
 """
-A kernel or a kernel module in a file, for compiling programs where that kernel does not run.
+A kernel or a kernel module in a file, for compiling probe programs on a machine where that kernel does not run.
 
 A kernel is a ``vmlinux`` with symbols, or a boot image (``vmlinuz``) with a list of symbols: its debug file, the
 ``System.map`` beside it, or a file that the user names. A module's file (``.ko``) has its own symbols.
@@ -177,7 +177,11 @@ class _FileKernel(RunningKernel):
         self._elf = elf
 
     def source_files(self, name: str, module: str) -> dict[int, str]:  # noqa: ARG002 - the file is of one thing
-        """Return the source files of the static symbols called ``name``, by address; empty if no file has them."""
+        """
+        Return the source file names of the static symbols called ``name``, by address.
+
+        The result is empty if the file has none.
+        """
         for elf in (self._elf, find_debug_file(self._elf)):
             if elf is not None and (found := source_files(elf, name, lambda section: section.address)):
                 return found
@@ -199,7 +203,7 @@ class _FileKernel(RunningKernel):
 
 
 class _FileCode(KernelText):
-    """The code in a file, by the addresses of its sections."""
+    """The code in a kernel's file, read by link address."""
 
     def __init__(self, elf: ElfFile) -> None:
         super().__init__(None, problem=f"'{elf.path}' does not have it")
@@ -447,7 +451,7 @@ class ModuleImage(KernelText):
 
     @cached_property
     def blacklist(self) -> tuple[tuple[int, int, str], ...]:
-        """The ranges of code where the module forbids probes, as (first address, end, name)."""
+        """The ranges of code where the module forbids probes, as (first address, end (excluded), name)."""
         sections = [
             (base, base + section.size, section.name)
             for number, base in self._bases.items()
@@ -461,7 +465,7 @@ class ModuleImage(KernelText):
 
     @cached_property
     def information(self) -> dict[str, str]:
-        """The module's description of itself (.modinfo) by key, such as its name and the kernel that it is for."""
+        """The strings of ``.modinfo`` by key: "name", "vermagic" with the kernel release, and others."""
         section = self._elf.section(".modinfo")
         if section is None:
             return {}
@@ -509,7 +513,11 @@ class UnloadedModule(RunningKernel):
         return super().offset_text(offset)
 
     def source_files(self, name: str, module: str) -> dict[int, str]:  # noqa: ARG002 - there is no other one
-        """Return the source files of the static symbols called ``name``, by address; empty if its file has none."""
+        """
+        Return the source file names of the static symbols called ``name``, by address.
+
+        The result is empty if the file has none.
+        """
         return source_files(self._elf, name, self._image.start_of)
 
     @cached_property
@@ -519,7 +527,7 @@ class UnloadedModule(RunningKernel):
 
     @cached_property
     def blacklist(self) -> tuple[tuple[int, int, str], ...] | None:
-        """The ranges of code where the module forbids probes, as (first address, end, name)."""
+        """The ranges of code where the module forbids probes, as (first address, end (excluded), name)."""
         return self._image.blacklist
 
     @cached_property
@@ -543,7 +551,11 @@ class UnloadedModule(RunningKernel):
         return address in self._image.changes
 
     def anchor(self, address: int, module: str) -> tuple[str, int] | None:
-        """Return a unique symbol at or before an address in its section, and the distance from it; None without one."""
+        """
+        Return the name of a unique symbol at or before an address in its section, and the distance from it.
+
+        Return None if there is no such symbol.
+        """
         section = self._image.section_at(address)
         if section is None:
             return None

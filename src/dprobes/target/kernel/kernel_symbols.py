@@ -61,7 +61,7 @@ class KernelSymbol(NamedTuple):
 
 
 class Kallsyms:
-    """The list of symbols at the time of reading."""
+    """The symbols of ``/proc/kallsyms`` at the time of reading."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -86,7 +86,7 @@ class Kallsyms:
         return (_symbol(match) for match in _LINE.finditer(self._data))
 
     def find(self, name: str, module: str | None = None) -> list[KernelSymbol]:
-        """Return the symbols called ``name`` in a module ("": the kernel itself, None: anywhere), by address."""
+        """Return the symbols called ``name`` in a module ("": the kernel itself, None: any), by ascending address."""
         found = {symbol for symbol in map(_symbol, self._beginning(name)) if symbol.name == name}
         return sorted((s for s in found if module is None or s.module == module), key=lambda symbol: symbol.address)
 
@@ -147,7 +147,7 @@ class Kallsyms:
 
     def following(self, symbol: KernelSymbol) -> int | None:
         """
-        Return the address of the next code of the kernel, or of the module, after a symbol.
+        Return the address of the next symbol of code after a symbol, in the kernel or in the symbol's module.
 
         Return None for the last symbol.
         """
@@ -247,7 +247,7 @@ def _symbol(match: re.Match[bytes]) -> KernelSymbol:
 
 
 def _familiarity(symbol: KernelSymbol) -> tuple[bool, int, int, str]:
-    """Return a sort key for the names of one address, the best known first."""
+    """Return a sort key for the names of one address; the name that messages use sorts first."""
     return symbol.letter.islower(), len(symbol.name) - len(symbol.name.lstrip("_")), len(symbol.name), symbol.name
 
 

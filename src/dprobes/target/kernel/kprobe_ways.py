@@ -1,10 +1,11 @@
 """
 The mechanism by which the kernel enters a kprobe: a call of ftrace, a jump, or a breakpoint, the slowest.
 
-The kernel chooses it some time after it has registered a kprobe. The prediction here follows ``can_optimize`` and
-``copy_optimized_instructions`` in arch/x86/kernel/kprobes/opt.c, ``can_boost`` and ``prepare_emulation`` in core.c
-beside it (Linux 6.1 to 6.18). A jump replaces whole instructions of at least five bytes. Nothing may jump to them or
-patch them, and the function may have no entries of the exception table and no indirect jumps.
+The kernel chooses the mechanism some time after it has registered a kprobe. The prediction here follows
+``can_optimize`` and ``copy_optimized_instructions`` in arch/x86/kernel/kprobes/opt.c, ``can_boost`` and
+``prepare_emulation`` in core.c beside it (Linux 6.1 to 6.18). A jump replaces whole instructions of at least five
+bytes. Nothing may jump to them or patch them, and the function may have no entries of the exception table and no
+indirect jumps.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class KprobeWay(enum.Enum):
 
 class _Moves(enum.IntEnum):
     """
-    The kernels that boost an instruction: its copy ends with a jump back.
+    The kernels that boost an instruction: their copy of it ends with a jump back.
 
     Instructions of opcode groups 2 to 5 (shifts, ``not``, ``neg``, ``mul``, ``div``, ``inc``, ``dec``) are boosted
     since "x86/kprobes: Boost more instructions from grp2/3/4/5" (Linux 6.10). No interface of the kernel shows whether
@@ -196,7 +197,7 @@ class KprobeWays:
         return False
 
     def _size_at(self, address: int) -> int:
-        """Return the number of bytes that are patched at an address: those of a short or a long jump, or of a call."""
+        """Return the number of bytes that the kernel patches at an address: 2 for a short jump, else 5."""
         return 2 if self._kernel.text.read(address, 1) in _SHORT else _JUMP
 
     @cached_property
@@ -208,7 +209,7 @@ class KprobeWays:
         return sorted([*self._entries("jump labels"), *self._entries("static calls")])
 
     def _entries(self, table: str) -> Iterator[int]:
-        """Iterate over the code addresses in a table of the kernel; over none if it cannot be read."""
+        """Iterate over the code addresses in a table of the kernel; yield none if the table cannot be read."""
         begins, ends, size = _TABLES[table]
         start, end = self._address(begins), self._address(ends)
         if start is None or end is None or self._kernel.memory.problem is not None:

@@ -1,4 +1,4 @@
-"""The running kernel and its modules: symbols, addresses, text, and the code where probes are refused."""
+"""The running kernel and its modules: symbols, addresses, code, and the ranges where the kernel refuses probes."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _RENAMED = {
     "__kmalloc": ("__kmalloc_noprof",),
     "kmalloc": ("__kmalloc_noprof", "__kmalloc"),
 }
-"""Names that the same function may have today, by its former name; the likeliest is first."""
+"""Present names of renamed functions, by the former name; the likeliest is first."""
 
 _REPLACED = {
     # "clone: support passing tls argument via C" 3033f14ab78c (v4.2); "fork: introduce kernel_clone()" cad6967ac108
@@ -80,7 +80,7 @@ _REPLACED = {
     "system_call": ("entry_SYSCALL_64",),
     "ret_from_sys_call": ("syscall_return_via_sysret", "entry_SYSRETQ_unsafe_stack"),
 }
-"""Functions that do the work of a former function today, with other arguments, by its name; the likeliest is first."""
+"""Functions that replace a former function, with other arguments, by the former name; the likeliest is first."""
 
 _COUNTED = "pages are counted in arrays today: '{}' has the sums, less what each CPU has not added yet"
 # "mm, vmstat: add infrastructure for per-node vmstats" 75ef71840539 (v4.8)
@@ -130,7 +130,11 @@ _GENERATED = re.compile(rb"[^\n]*\t\[(?:bpf|__builtin__\w+)\]\n")
 
 
 def read_list(path: Path) -> bytes:
-    """Return a list without generated code, from the cache or read now; OSError if the kernel does not provide it."""
+    """
+    Return a list without generated code, from the cache if it is current.
+
+    Raise OSError if the file cannot be read.
+    """
     directory, name = cache_directory(), path.name
     state = _state(path)
     kept = read_cached(directory, name)
@@ -204,7 +208,7 @@ class Segment(NamedTuple):
 
 
 class Text(Protocol):
-    """The kernel's code, as far as this machine can read it."""
+    """The kernel's code (.text of the kernel and its modules), from memory or from files."""
 
     def read(self, address: int, size: int) -> bytes:
         """Return up to ``size`` bytes at an address; empty if they cannot be read."""
@@ -224,7 +228,7 @@ class Text(Protocol):
 
     @property
     def shift(self) -> int | None:
-        """Offset in bytes of the running kernel from its link addresses (KASLR); None if unknown."""
+        """Difference in bytes of the running kernel's addresses from its link addresses (KASLR); None if unknown."""
         ...
 
 
@@ -280,7 +284,7 @@ class KernelText:
 
 
 def open_text(path: Path = KCORE) -> KernelText:
-    """Open the kernel's text; if it cannot be read, ``problem`` of the result is the reason."""
+    """Open ``/proc/kcore``; if it cannot be read, ``problem`` of the result is the reason."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
@@ -346,7 +350,7 @@ class LoadedModule(NamedTuple):
 
 class RunningKernel:
     """
-    The kernel that runs here; its lists are read at their first use.
+    The running kernel; ``/proc/kallsyms`` and other lists are read at their first use.
 
     Names of modules are those of the kernel; "" is the kernel itself. ``expected`` are known instructions by address,
     for memory that cannot be read. Lists come from the cache, without generated code such as BPF programs, unless
@@ -356,9 +360,9 @@ class RunningKernel:
     is_loaded = True
     """True if addresses are those of a running kernel."""
     called: tuple[str, ...] = KERNEL_NAMES
-    """The names that programs may use for it."""
+    """The values of ``name =`` with which probe programs refer to the kernel."""
     checks_places = True
-    """True if it refuses places that are not at an instruction."""
+    """True if the kernel itself refuses a breakpoint that is not at the start of an instruction."""
     watchpoints = WATCHPOINTS
     """The maximum number of watchpoints."""
 
@@ -489,7 +493,7 @@ class RunningKernel:
         return start, end
 
     def name_of(self, address: int) -> str:
-        """Return a name for an address of code: a function and the distance from its start, or else a number."""
+        """Return an address of code as "FUNCTION", "FUNCTION+0xDISTANCE", or without a symbol in hexadecimal."""
         symbol = self.symbols.covering(address)
         if symbol is None:
             return f"{address:#x}"
@@ -499,7 +503,7 @@ class RunningKernel:
     @cached_property
     def blacklist(self) -> tuple[tuple[int, int, str], ...] | None:
         """
-        The ranges of code that must not be probed, as (first address, end, name); None if the list cannot be read.
+        The ranges of the kprobes blacklist, as (first address, end (excluded), name); None if it cannot be read.
 
         The kernel collects it from NOKPROBE_SYMBOL and the sections .kprobes.text, .entry.text and .noinstr.text.
         """
@@ -529,7 +533,7 @@ class RunningKernel:
     @cached_property
     def skippable(self) -> frozenset[str] | None:
         """
-        The names of the functions that may be skipped; None if the list cannot be read.
+        The names of the functions whose execution may be skipped; None if the list cannot be read.
 
         The kernel's source marks each of them with ALLOW_ERROR_INJECTION.
         """
@@ -541,7 +545,7 @@ class RunningKernel:
 
     @property
     def file(self) -> Path | None:
-        """The file that replaces a running kernel; None here."""
+        """The file of a kernel or module that is not running; None for the running kernel."""
         return None
 
     def offset_text(self, offset: int) -> str:
@@ -549,7 +553,7 @@ class RunningKernel:
         return f"{offset:#x} from where it is loaded"
 
     def refusal(self, address: int) -> str | None:
-        """Return the reason why the kernel refuses a probe at an address; None if no reason is known."""
+        """Return the reason why the kernel refuses a probe at an address, a clause; None if no reason is known."""
         if self.is_given_back(address):
             return "the kernel has executed it when it started, and given its memory back (__init)"
         padded = next((name for name in self.symbols.names_at(address) if name.startswith(_PADDING)), None)
@@ -564,7 +568,7 @@ class RunningKernel:
 
     @property
     def has_started(self) -> bool:
-        """True if the kernel has freed its init code."""
+        """True if the kernel has freed its init code, as any kernel that runs user programs."""
         return True
 
     @cached_property
@@ -574,14 +578,14 @@ class RunningKernel:
         return start, end
 
     def is_changed_later(self, address: int) -> bool:  # noqa: ARG002 - for code that is not in memory yet
-        """Return whether the code at an address will be replaced."""
+        """Return whether the loader may replace the code at an address; False for code in memory."""
         return False
 
     def anchor(self, address: int, module: str) -> tuple[str, int] | None:
         """
-        Return the name of a symbol at or before an address, unique in its module, and the distance from it.
+        Return the name of the symbol of code at or before an address, and the distance from it.
 
-        Return None if there is no such symbol.
+        Return None if there is no symbol, or its name is not unique in the module.
         """
         symbol = self.symbols.covering(address)
         if symbol is None or symbol.module != module:
@@ -625,7 +629,7 @@ class RunningKernel:
         return None if data is None else frozenset(_FIRST_WORD.findall(data))
 
     def _traced(self, name: str) -> bytes | None:
-        """Return the contents of a list of tracefs; None if it cannot be read."""
+        """Return the contents of the file ``name`` of tracefs; None if it cannot be read."""
         for directory in _TRACING:
             try:
                 return self._read(directory / name)
@@ -646,14 +650,19 @@ class RunningKernel:
         )
 
     def _place_among(self, address: int, base: int, file: str | None) -> str:
-        """Return an offset with its source file, and with the global function before it."""
+        """Return an offset from ``base`` as text, with the source file, if known, and the global function before it."""
         known = self.symbols.global_before(address)
         marks = [file] if file is not None else []
         marks += [f"after '{known}'"] if known is not None else []
         return f"{address - base:#x}" + (f" ({', '.join(marks)})" if marks else "")
 
     def source_files(self, name: str, module: str) -> Mapping[int, str]:
-        """Return the source files of the static symbols called ``name``, by address; empty if no file here has them."""
+        """
+        Return the source file names of the static symbols called ``name``, keyed by run-time address.
+
+        ``module`` is the kernel's name of a module, "" for the kernel. The result is empty if no symbol file of the
+        running build is installed.
+        """
         from dprobes.target.kernel.kernel_files import described_kernel, sources_in_kernel, sources_in_module
 
         if module:

@@ -1,4 +1,4 @@
-"""Access to the values that the kernel passes to a program at a tracepoint."""
+"""Access paths to the values that the kernel passes to a BPF program at a tracepoint."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Form(Enum):
 
 class TracedField(NamedTuple):
     """
-    A value that a program reaches from its argument.
+    A value that a BPF program reaches from its argument by loads.
 
     The path begins at ``start``, an offset in bytes in the argument. Each number of ``path`` but the last is added to
     the current address, to load the next address from there; adding the last one gives the place of the value. Without
@@ -53,7 +53,7 @@ class TracedField(NamedTuple):
 
 
 class Source(Enum):
-    """The argument that the kernel passes to a program; the values are for messages."""
+    """The argument that the kernel passes to a BPF program; the values are for messages."""
 
     RECORD = "the tracepoint's record"
     ARGUMENTS = "the tracepoint's arguments"
@@ -62,10 +62,10 @@ class Source(Enum):
 
 class SystemCallNumbers(NamedTuple):
     """
-    The numbers of a system call in 64-bit (``wide``) and 32-bit programs; None where the system call is missing.
+    The numbers of a system call in 64-bit (``wide``) and 32-bit processes; None where the system call is missing.
 
-    ``number`` is the path to the number. ``status`` is the offset, in a task, of the word that selects one of the two
-    tables of system calls.
+    ``number`` is the path to the number. ``status`` is the offset in ``struct task_struct`` of the word that selects
+    one of the two tables of system calls.
     """
 
     wide: int | None
@@ -91,5 +91,5 @@ class TracedEvent:
 
 
 def entry_of(end: TracedEvent) -> TracedEvent:
-    """Return the entry of a system call by its end; a program finds the system call's number in the same way."""
+    """Return the entry of a system call by its end; the access path to the system call's number is the same."""
     return replace(end, name=SYSTEM_CALL_ENTRY, fields={})

@@ -1,5 +1,5 @@
 """
-The files of tracefs, with descriptions of the kernel's tracepoints, and its kprobe events.
+The files of tracefs: formats of tracepoints, and definitions of kprobe events.
 
 Where tracefs is not mounted, it is mounted for this process alone, by file descriptors without a place in the file tree
 (``fsopen``, ``fsmount``): the kernel unmounts it when they are closed.
@@ -42,9 +42,9 @@ class RecordField:
     """
     A field of a tracepoint's record.
 
-    ``offset`` and ``size`` are in bytes. ``is_array`` is true for an array. Where ``place`` is "__data_loc" or
-    "__rel_loc", the field is a word whose lower half is the array's offset: from the record's start, or from the
-    field's end.
+    ``offset`` and ``size`` are in bytes. ``is_array`` is true for an array. If ``place`` is "__data_loc" or
+    "__rel_loc", the field is a u32 whose lower half is the array's offset: from the record's start, or from the field's
+    end.
     """
 
     name: str
@@ -129,7 +129,7 @@ class TraceFiles:
 
 @contextmanager
 def open_trace_files() -> Iterator[TraceFiles]:
-    """Open the files of tracefs; OSError where this process may not access them."""
+    """Open the root of tracefs for the length of a ``with``; raise OSError if this process may not access it."""
     descriptor = _open_directory()
     try:
         yield TraceFiles(descriptor)

@@ -4,10 +4,10 @@ The tracepoints and system calls of the running kernel, and the paths to their f
 A tracepoint has two sets of fields. Its *record* is the one of perf and tracefs: fields that the tracepoint computes,
 such as ``prev_pid``. Its *arguments* are those of the call in the kernel's code, such as ``prev``, a pointer to a
 ``struct task_struct``, from which members are reached: ``prev.mm.pgd``. The kernel's type information (BTF) has the
-arguments, tracefs the records. Each may be inaccessible, and a handler has one of them, not both.
+arguments, tracefs the records. Each may be inaccessible. A handler can use one of the two sets, not both.
 
-System calls are recognised by their number at the tracepoints of all of them. Their arguments are in the registers at
-the entry to the kernel, which are available at the end as well.
+A system call is recognised by its number at ``raw_syscalls:sys_enter`` and ``sys_exit``. Its arguments are in the saved
+user registers (``struct pt_regs``), which are available at the end as well.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ Other types are unsigned words, such as ``size_t`` and pointers.
 
 _WIDE_REGISTERS = ("di", "si", "dx", "r10", "r8", "r9")
 _NARROW_REGISTERS = ("bx", "cx", "dx", "si", "di", "bp")
-"""The members of ``struct pt_regs`` with a system call's arguments, of 64-bit and of 32-bit programs."""
+"""The members of ``struct pt_regs`` with a system call's arguments, for 64-bit and for 32-bit processes."""
 
 
 class FieldError(TargetError):
@@ -242,7 +242,7 @@ class KernelTracepoints:
         return Btf(Path(KERNEL_BTF).read_bytes())
 
     def _shape(self, subsystem: str, name: str) -> tuple[TraceFormat | None, OSError | None]:
-        """Return the format of a tracepoint's record, or the error that prevents reading it."""
+        """Return the format of a tracepoint's record, or None and the error that prevents reading it."""
         if (subsystem, name) not in self._shapes:
             self._shapes[subsystem, name] = self._read_shape(subsystem, name)
         return self._shapes[subsystem, name]

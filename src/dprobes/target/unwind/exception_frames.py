@@ -1,9 +1,9 @@
 """
 Call frame instructions: the locations of the caller's registers at each instruction.
 
-A *row* applies from an address on: it has the rule for the canonical frame address, which is the caller's stack
-pointer, and one for each register that was saved. The code of one function has a *description*; many share a *common
-entry*::
+A *row* applies from an address on. It has the rule for the canonical frame address (CFA), which is the caller's stack
+pointer, and a rule for each saved register. The code of one function has a *description* (FDE); many share a *common
+entry* (CIE)::
 
     common entry       u32 length | u32 0 | version, augmentation, alignments, return address, augmentation data
                        | instructions
@@ -74,7 +74,7 @@ class FrameImage(Protocol):
 
 class CommonEntry(NamedTuple):
     """
-    The common part of the descriptions of several functions.
+    A common information entry (CIE): the common part of the descriptions of several functions.
 
     ``return_register`` is the column of the return address, by its DWARF number. ``encoding`` is that of pointers. In a
     signal frame the return address is that of the interrupted instruction, not of the one after a call. Descriptions
@@ -93,7 +93,7 @@ class CommonEntry(NamedTuple):
 
 class FrameDescription(NamedTuple):
     """
-    The use of the stack by the code from ``start`` up to ``end``.
+    A frame description entry (FDE): the stack frames of the code from ``start`` to ``end`` (excluded).
 
     ``landing_table`` is the address of the function's table of landing pads, 0 without one.
     """
@@ -134,7 +134,7 @@ def read_description(image: FrameImage, address: int, *, is_debug: bool = False)
 
 
 def _entry(image: FrameImage, address: int) -> tuple[ByteReader, int]:
-    """Return the bytes of the entry at an address, from after its id on, and the id."""
+    """Return a reader of the entry at an address, which begins after the entry's id, and the id."""
     head = ByteReader(image.read(address, 8), image.byte_order)
     length, kind = head.number(4), head.number(4)
     if not 4 <= length < _ENTRY_MAX:
@@ -366,7 +366,7 @@ class _Machine:
             self._rules[register] = rule
 
     def finished(self) -> list[Row]:
-        """Return all rows."""
+        """Return all rows by ascending address."""
         return [*self._found, Row(self._position, self._frame, self._rules)]
 
     def _advance(self, distance: int) -> None:

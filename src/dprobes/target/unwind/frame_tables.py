@@ -108,7 +108,11 @@ class MemoryFrameTable:
             return None
 
     def rules_at(self, address: int) -> CodeRules | None:
-        """Return the rules of the function that covers an address; None if there is none; ValueError if unreadable."""
+        """
+        Return the rules of the function that covers an address; None if there is none.
+
+        Raise ValueError if the table is malformed.
+        """
         if address not in self._answers:
             if len(self._answers) >= _KEPT_MAX:
                 self._answers.clear()
@@ -182,7 +186,11 @@ class FrameRules(Protocol):
     """The rules for the code of a module."""
 
     def rules_at(self, address: int) -> CodeRules | None:
-        """Return the rules of the function that covers an address; None if there is none; ValueError if unreadable."""
+        """
+        Return the rules of the function that covers an address; None if there is none.
+
+        Raise ValueError if the table is malformed.
+        """
 
 
 class _SectionImage(NamedTuple):
@@ -208,7 +216,7 @@ class FileFrames:
         self._rules: OrderedDict[tuple[bool, int], CodeRules | None] = OrderedDict()
 
     def rules_at(self, address: int) -> CodeRules | None:
-        """Return the rules of the function that covers a link address; None and errors as in ``FrameRules``."""
+        """Return the rules of the function that covers a link address; None and errors are as in ``FrameRules``."""
         frames = self.elf.frames
         number = bisect_right(frames.starts, address) - 1
         if number >= 0:
@@ -270,7 +278,7 @@ class MovedFrames:
         self._moved: dict[int, CodeRules] = {}
 
     def rules_at(self, address: int) -> CodeRules | None:
-        """Return the rules of the function that covers a run-time address; None and errors as in ``FrameRules``."""
+        """Return the rules of the function that covers a run-time address; None and errors are as in ``FrameRules``."""
         found = self._frames.rules_at(address - self._bias)
         if found is None or not self._bias:
             return found
@@ -295,7 +303,7 @@ class LateFrames:
         return self._make()
 
     def rules_at(self, address: int) -> CodeRules | None:
-        """Return the rules of the function that covers an address; None and errors as in ``FrameRules``."""
+        """Return the rules of the function that covers an address; None and errors are as in ``FrameRules``."""
         return None if self._made is None else self._made.rules_at(address)
 
 
@@ -325,7 +333,7 @@ def moved_to(frames: FileFrames, mapping: Mapping, word_size: int, byte_order: B
 
 
 def bias_of(elf: ElfFile, mapping: Mapping) -> int | None:
-    """Return the difference between a mapping's run-time addresses and the file's link addresses; None without code."""
+    """Return a mapping's run-time addresses minus the file's link addresses; None if it maps no code of the file."""
     for segment in elf.load_segments:
         first = segment.offset & -PAGE_SIZE
         if segment.executable and first <= mapping.offset < segment.offset + segment.filesz:

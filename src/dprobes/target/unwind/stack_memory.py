@@ -119,7 +119,7 @@ class ProcessSpace:
         return bool(self._mappings)
 
     def is_alive(self) -> bool:
-        """Return whether the first byte of a known mapping is still readable, or no mapping is known."""
+        """Return whether the process still has its memory: its first known mapping is readable, or none is known."""
         try:
             return not self._mappings or bool(self.read(self._mappings[0].start, 1))
         except TargetError:
@@ -197,7 +197,7 @@ class MappedFiles:
 
 
 class _Loaded(NamedTuple):
-    """A module at its former place; ``bias`` is the difference of run-time and link addresses."""
+    """A module as it was mapped; ``bias`` is the run-time address minus the link address."""
 
     elf: ElfFile
     bias: int
@@ -216,7 +216,7 @@ class _Loaded(NamedTuple):
 
 class FileSpace:
     """
-    The address space of a process that has exited, as far as its files have it: code and unwind tables.
+    The address space of a process that has exited: code and unwind tables from its files, and a copied stack.
 
     A file counts only if it is still the one that the process had mapped, by its inode. ``read_stack`` returns bytes of
     a copied stack; it raises ``TargetError`` for other addresses.

@@ -27,7 +27,7 @@ __all__ = ["COLUMNS", "CallStack", "UnwindSpace", "evaluate", "walk"]
 
 def evaluate(expression: bytes, registers: Mapping[int, int], image: FrameImage, initial: int | None = None) -> int:
     """
-    Return the result of a DWARF expression, the top of its stack at the end; the stack begins with ``initial``.
+    Return the address that a DWARF expression computes; its stack begins with ``initial``, unless that is None.
 
     Raise ValueError or IndexError for a malformed expression or an unknown register, ``TargetError`` for unmapped
     memory.
@@ -103,7 +103,7 @@ class UnwindSpace(FrameImage, Protocol):
 
 
 def walk(space: UnwindSpace, columns: Columns, registers: Mapping[int, int], limit: int) -> CallStack:
-    """Return the call stack of a thread with these registers, by DWARF number; of at most ``limit`` frames."""
+    """Return the call stack of a thread, at most ``limit`` frames; ``registers`` are keyed by DWARF register number."""
     current = dict(registers)
     found: list[int] = []
     is_exact = True  # False for a return address, which is that of the instruction after a call
