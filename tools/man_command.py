@@ -20,22 +20,26 @@ if TYPE_CHECKING:
 DATE = "2026-11-20"
 
 DESCRIPTION = """
-Dynamic Probes (DProbes) put a *probepoint* on any instruction of a running program or library, without its source and
-without restarting it. When a thread arrives there, the *probe handler* runs: a small safe program that reads registers
-and memory, keeps variables, and logs. **dprobes.lang**(8) describes the language.
+DProbes (Dynamic Probes) is a dynamic tracer. It places a *probepoint* at any instruction of a running program or
+library, without its source and without a restart. When a thread reaches the instruction, the *probe handler* runs: a
+small verified program that reads registers and memory, keeps variables, and logs. **dprobes.lang**(8) describes the
+language RPN.
 
-`dprobes run` inserts a probe program for as long as a command lasts. `dprobes insert` inserts it in the background: the
-*probe manager*, a process of the same user that `dprobes insert` or systemd starts, keeps programs inserted, counts
-hits, and writes log records to its trace file and to log targets, until the programs are removed (`dprobes remove`,
-`dprobes stop`) or the manager ends. No probepoint remains in a process when the manager ends or is killed.
+`dprobes run` inserts a probe program for the duration of the run. `dprobes insert` inserts a program in the background,
+through the *probe manager*, a process of the same user that `dprobes insert` or systemd starts. The manager keeps
+programs inserted, counts hits, and writes records to its trace file and to log targets, until the programs are removed
+(`dprobes remove`, `dprobes stop`) or the manager ends. When the manager ends or is killed, its probepoints are removed
+from all processes.
 """
 
 ORIGINAL = """
-A command line whose first argument is an option other than `--help` and `--version` is interpreted as one for the
-original `dprobes` of 2000 to 2004. In such a line one-letter options have the meaning below, not that of the verbs
-above; `=` may stand between an option and its value, with or without blanks; a list extends to the next option; the
-verb may stand anywhere. Without `--log-target`, records go to KLOG if the kernel's log can be written; else they go to
-the manager's trace file, and a note says so.
+If the first argument of a command line is an option other than `--help` and `--version`, the line is interpreted as a
+command line of the original `dprobes` of 2000 to 2004. In such a line, one-letter options have the meaning below, not
+that of the verbs above. An option and its value may be separated by `=`, with or without blanks. A list extends to
+the next option. The verb may be at any position.
+
+Without `--log-target`, records are sent to KLOG if the kernel's log can be written. If it cannot, they are written to
+the manager's trace file, and a note reports this.
 """
 
 EXAMPLES = (
@@ -92,8 +96,8 @@ ENVIRONMENT = (
         "XDG_CACHE_HOME",
         (
             "The directory of `dprobes/`, which caches data about the running kernel until the next boot, and about "
-            "the kernels of machines. It is used only if nobody but the user and root can change it, and the "
-            "directories and links that lead to it; root's run in the home of another user (`sudo -E`) keeps "
+            "the kernels of machines. It is used only if no user other than the owner and root can change it, and the "
+            "directories and links that lead to it. So root's run in the home of another user (`sudo -E`) caches "
             "nothing. Files in it may be removed at any time. Default: `~/.cache`."
         ),
     ),
@@ -121,7 +125,7 @@ FILES = (
         "share/dprobes/examples",
         (
             "below the installation prefix: example probe programs, called `examples/` in the documentation. "
-            "`dprobes --help` shows the path of one of them."
+            "`dprobes examples` prints the path."
         ),
     ),
     ("core.dprobes.PID", "the core file that `exit 3` writes to the directory of `--core-dir`."),

@@ -29,8 +29,8 @@ Module names, file names and symbols are case-sensitive; everything else is not.
 `;`. `//` and `/* */` are comments. The C preprocessor runs first: `#include`, `#define`, `#if`. A label, `name:`,
 before an instruction is a target for jumps. `proc name` and `endproc` enclose a procedure, for `call`.
 
-Values are numbers (`16`, `0x10`, `020`, `'a'`), symbols of the module, and expressions of them (`main + 4`). A symbol
-is its run-time address in the process of the hit. A word is the module's machine word, 4 or 8 bytes.
+Values are numbers (`16`, `0x10`, `020`, `'a'`), symbols of the module, and expressions of these (`main + 4`). The value
+of a symbol is its run-time address in the process of the hit. A word is the module's machine word, 4 or 8 bytes.
 """
 
 EXAMPLE = """
@@ -44,21 +44,22 @@ minor = 1
 """
 
 STACK = """
-The parentheses after an instruction show its effect on the RPN stack: before -- after, the top rightmost. `x*n` is as
-many cells as the operand says, `x*?` as many as a popped count says, `value*cells` as many as the value has, least
-significant on top.
+The parentheses after an instruction show its effect on the RPN stack: before -- after, with the top rightmost. `x*n` is
+a number of cells given by the operand, `x*?` a number of cells given by a popped count. `value*cells` is the number of
+cells that the value needs, the least significant on top.
 """
 
 EXCEPTIONS = """
-An enabled exception pushes its two parameters and its code, and jumps to the handler that `sx` has set in the innermost
-call frame that has one; the frames inside that frame are left. If no handler is set, the probe handler ends, and its
-record is kept. `ex_mask` of the probepoint header enables exceptions, one bit each, by default {mask:#06x}. The last
-column states what a disabled exception does.
+When an enabled exception is raised, its two parameters and its code are pushed. Then execution continues at an
+exception handler, a label that `sx` has set: that of the innermost call frame that has an exception handler. Call
+frames inside that frame are left. If no call frame has an exception handler, the probe handler ends, and its record is
+kept. `ex_mask` of the probepoint header enables exceptions, one bit each; its default is {mask:#06x}. The last column
+is the effect of a disabled exception.
 """
 
 TOKENS = """
-`log` with a count, and its forms with b, w and d, write bare values. All others write items that describe themselves: a
-token byte, two bytes with the length or the number of elements, then the data.
+`log` with a count, and `log b`, `log w` and `log d`, write values without a prefix. All other log instructions write
+items: a token byte, the length in bytes or the number of elements in two bytes, then the data.
 """
 
 

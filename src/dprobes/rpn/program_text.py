@@ -100,12 +100,12 @@ _F, _P = Header.FILE, Header.POINT
 KEYWORDS: tuple[Keyword, ...] = (
     Keyword("name", _F, ValueKind.MODULE, "The module to probe: a program, shared library, kernel or kernel module."),
     Keyword("modtype", _F, ValueKind.MODTYPE, "Type of the module: a program or library, the running kernel, a "
-            "loaded kernel module, or the kernel's tracepoints and system calls.", "user"),
-    Keyword("wordsize", _F, ValueKind.WORD_SIZE, "Word size in bytes, 4 or 8, that the program is for; without it the "
-            "program is for both. The compiler of DProbes C writes it if a handler depends on it.",
+            "kernel module, or the kernel's tracepoints and system calls.", "user"),
+    Keyword("wordsize", _F, ValueKind.WORD_SIZE, "Word size in bytes, 4 or 8, of the modules that the program "
+            "is for; by default both. The compiler of DProbes C writes it if a handler depends on the word size.",
             since=OURS, field="word_size"),
     Keyword("major", _F, ValueKind.NUMBER, "Major code of every record.", 0, 0, U16),
-    Keyword("id", _F, ValueKind.NUMBER, "A number that the user chooses, shown in stack traces.", 0, 0, U16),
+    Keyword("id", _F, ValueKind.NUMBER, "A number of your choice, shown in stack traces.", 0, 0, U16),
     Keyword("vars", _F, ValueKind.NUMBER, "Number of local variables of the program.", 0, 0, 65536),
     Keyword("gvars", _F, ValueKind.NUMBER, "Number of global variables that the program uses.", 0, 0, 65536),
     Keyword("cvars", _F, ValueKind.NUMBER, "Number of variables of each CPU.", 0, 0, 65536, since=OURS),
@@ -120,15 +120,15 @@ KEYWORDS: tuple[Keyword, ...] = (
     Keyword("autostacktrace", _F, ValueKind.BOOLEAN, "Take a stack trace at every exception.", default=False),
     Keyword("logonfault", _F, ValueKind.BOOLEAN, "Keep the record even if the probed instruction faults.",
             default=False),
-    Keyword("groupdef", _F, ValueKind.NAMES, "Groups that probepoints can be in.", since="3.0", field="groups"),
-    Keyword("typedef", _F, ValueKind.NAMES, "Types that probepoints can have.", since="3.0", field="types"),
-    Keyword("offset", _P, ValueKind.LOCATION, "Location of the probepoint; starts a probe definition. Excludes "
+    Keyword("groupdef", _F, ValueKind.NAMES, "Names of groups for probepoints.", since="3.0", field="groups"),
+    Keyword("typedef", _F, ValueKind.NAMES, "Names of types for probepoints.", since="3.0", field="types"),
+    Keyword("offset", _P, ValueKind.LOCATION, "Location of the probepoint; starts a probe definition. Not with "
             "address. A tracepoint is SUBSYSTEM:NAME, a system call syscall:NAME, a USDT probe usdt:PROVIDER:NAME.",
             field="location"),
     Keyword("address", _P, ValueKind.RANGE, "Range to watch, or an address in the kernel; starts a probe definition.",
             field="location"),
-    Keyword("sampler", _P, ValueKind.FREQUENCY, "Sample each CPU; starts a probe definition.", None, 1, 10_000,
-            since=OURS, field="location"),
+    Keyword("sampler", _P, ValueKind.FREQUENCY, "Samples a second on each CPU; starts a probe definition.",
+            None, 1, 10_000, since=OURS, field="location"),
     Keyword("opcode", _P, ValueKind.NUMBER, "First byte of the probed instruction, checked before insertion.",
             None, *limits(1)),
     Keyword("minor", _P, ValueKind.NUMBER, "Minor code of the probepoint's records.", 0, 0, U16),
