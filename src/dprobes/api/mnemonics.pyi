@@ -266,7 +266,7 @@ class Instructions(ABC):
 
     def pop_lp(self) -> Self:
         """
-        Set LP to the popped position: back, to discard a partial item, or forward again.
+        Set LP to the popped position, for example to an earlier one, to discard a partial item.
 
         Bytes that this hit has not logged are 0.
 
@@ -866,7 +866,7 @@ class Instructions(ABC):
 
     def push_task(self) -> Self:
         """
-        Push the address of the kernel's task structure.
+        Push the address of the task_struct of the thread, in the kernel.
 
         push task: stack ``-- address``.
         """

@@ -441,7 +441,7 @@ _LOGGING = (
     Row(0xAC, "log ustack", "--", Group.LOGGING, "Log the program's call stack, up to 127 addresses.", _OVERFLOW, since=OURS),
     Row(0x70, "push lp", "-- position", Group.LOGGING, "Push LP, the position of the next byte in the log buffer."),
     Row(0x71, "push plp", "-- position", Group.LOGGING, "Push PLP, the value that LP had before the last log instruction if that failed."),
-    Row(0x72, "pop lp", "position --", Group.LOGGING, "Set LP to the popped position: back, to discard a partial item, or forward again. Bytes that this hit has not logged are 0.", _OVERFLOW),
+    Row(0x72, "pop lp", "position --", Group.LOGGING, "Set LP to the popped position, for example to an earlier one, to discard a partial item. Bytes that this hit has not logged are 0.", _OVERFLOW),
 )  # fmt: skip
 
 _VARIABLES = (
@@ -533,7 +533,7 @@ _DATA = (
 )  # fmt: skip
 
 _SYSTEM = (
-    Row(0x5D, "push task", "-- address", Group.SYSTEM, "Push the address of the kernel's task structure."),
+    Row(0x5D, "push task", "-- address", Group.SYSTEM, "Push the address of the task_struct of the thread, in the kernel."),
     Row(0x5E, "push pid", "-- pid", Group.SYSTEM, "Push the process id."),
     Row(0x5F, "push procid", "-- cpu", Group.SYSTEM, "Push the number of the CPU."),
     Row(0x90, "push wid", "-- bits", Group.SYSTEM, "Push the word's width in bits: positive for big endian, negative for little endian.", since="5.0"),

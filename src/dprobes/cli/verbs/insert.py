@@ -65,7 +65,7 @@ insertion_options = with_options(
         help="The original's name for --log-format dprobes.",
     ),
     click.option(ORIGINAL_OPTION, "is_original", is_flag=True, hidden=True),
-    engine_option("auto chooses.", with_arguments=True, managed=True),
+    engine_option("The engine; with auto, dprobes chooses it.", with_arguments=True, managed=True),
     click.option("--exact", is_flag=True, help="Probe exactly the named instruction (ebpf)."),
     click.option("--pid-namespace", is_flag=True, help="Log pid and tid of the PID namespace (ebpf)."),
     click.option(
@@ -74,7 +74,7 @@ insertion_options = with_options(
     ),
     click.option(
         "--ring-size", type=click.IntRange(min=1, max=1024), metavar="MIB",
-        help="Buffer for records not yet read, in MiB (ebpf; 4, and less if many programs are inserted).",
+        help="Size of the buffer for unread records, in MiB (ebpf). Default: 4, less if many programs are inserted.",
     ),
     overhead_option,
     click.option("--json", "as_json", is_flag=True, help="Print the inserted and replaced programs as JSON."),
@@ -218,8 +218,8 @@ def apply_command(file: Path, arguments: tuple[str, ...], **options: Any) -> int
     """
     Insert the compiled probe program FILE (a PPDF, see 'dprobes build') through the probe manager.
 
-    It needs neither symbols nor sources: the module must be a build that FILE was compiled for. The instructions at the
-    probepoints are compared with those of that build.
+    Neither symbols nor sources are needed. The module must be a build that FILE was compiled for. The instructions at
+    the probepoints are compared with those of that build.
     """
     vantage = insertion_from(options, arguments)
     return insert(compiled_bytes(file), vantage, options, allow_write=options["allow_write"])

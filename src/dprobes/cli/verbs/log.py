@@ -130,15 +130,20 @@ class _LogOptions:
     "filters",
     multiple=True,
     metavar="CONDITION",
-    help="Only records that match: 'major == 1 and name =~ \"ssh*\"'.",
+    help="Print only records that match, such as 'major == 1 and name =~ \"ssh*\"'.",
 )
-@click.option("--name", metavar="NAME", help="Only records of the program of this name.")
+@click.option("--name", metavar="NAME", help="Print only records of the program of this name.")
 @click.option(
-    "--since", metavar="TIME", help="Only records from this time on: 10m (ago), 14:30, a date and time, end-10m."
+    "--since", metavar="TIME", help="Print only records from this time on: 10m (ago), 14:30, a date and time, end-10m."
 )
-@click.option("--until", metavar="TIME", help="Only records before this time.")
-@click.option("--head", type=click.IntRange(min=0), metavar="N", help="Only the first N selected records.")
-@click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N; with -f, then the new ones.")
+@click.option("--until", metavar="TIME", help="Print only records before this time.")
+@click.option("--head", type=click.IntRange(min=0), metavar="N", help="Print only the first N selected records.")
+@click.option(
+    "--tail",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Print only the last N selected records; with -f, then new ones.",
+)
 @click.option("--total", is_flag=True, help="Print only the number of records.")
 @click.option(
     "--count", "counted", multiple=True, metavar="FIELD[,FIELD...]", help="Print how often each value occurs."

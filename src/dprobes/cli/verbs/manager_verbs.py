@@ -46,9 +46,9 @@ def _print(notice: Notice) -> None:
 def name_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add ``--name`` and ``--all`` to a command."""
     for option in (
-        click.option("-a", "--all", "everything", is_flag=True, help="All programs."),
+        click.option("-a", "--all", "everything", is_flag=True, help="Select all programs."),
         click.option(
-            "--name", metavar="NAME", help="Only the program of this name: its module's name, or that given by --as."
+            "--name", metavar="NAME", help="Select the program of this name: its module's name, or that given by --as."
         ),
     ):
         function = option(function)
@@ -241,10 +241,10 @@ def _extended_probe(managed: ManagedProbepoint) -> Iterator[str]:
 @click.command("getvars")
 @name_option
 @click.option(
-    "-i", "--index", "span", metavar="N1-N2", help="Only the variables with these indices, or with a single index."
+    "-i", "--index", "span", metavar="N1-N2", help="Select the variables with these indices, or with a single index."
 )
-@click.option("--local", "wants_locals", is_flag=True, help="Only local and CPU variables.")
-@click.option("--global", "wants_globals", is_flag=True, help="Only global variables.")
+@click.option("--local", "wants_locals", is_flag=True, help="Select only local and CPU variables.")
+@click.option("--global", "wants_globals", is_flag=True, help="Select only global variables.")
 @click.option("--reset", is_flag=True, help="Set them to zero instead of printing them.")
 @click.option(
     "--clear",
@@ -439,7 +439,7 @@ def absolute_target(target: str) -> str:
 
 @log_target_command.command("add")
 @click.argument("target")
-@click.option("--name", metavar="NAME", help="Only records of the program of this name.")
+@click.option("--name", metavar="NAME", help="Send only records of the program of this name.")
 @log_format_option("text", "--format")
 def add(target: str, name: str | None, log_format: str) -> int:
     """Add a log target."""
@@ -450,7 +450,7 @@ def add(target: str, name: str | None, log_format: str) -> int:
 
 @log_target_command.command("remove")
 @click.argument("target")
-@click.option("--name", metavar="NAME", help="Only the log target for the program of this name.")
+@click.option("--name", metavar="NAME", help="Remove only the log target for the program of this name.")
 def remove(target: str, name: str | None) -> int:
     """Remove a log target, and print its counts."""
     with client() as manager:

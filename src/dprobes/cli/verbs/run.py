@@ -43,7 +43,7 @@ __all__ = ["run_command"]
 @filter_option
 @selection_options
 @verification_options
-@engine_option("The engine; auto chooses.", with_arguments=True)
+@engine_option("The engine; with auto, dprobes chooses it.", with_arguments=True)
 @click.option("--format", "format_name", type=click.Choice(FORMATS), default="text", show_default=True)
 @click.option(
     "--log",
