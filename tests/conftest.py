@@ -157,7 +157,7 @@ SLOW = {
 }
 
 
-# Tests that hold a clock against the machine, or find the files of others that run beside them: no guest may run, either.
+# Tests that hold a clock against the machine, or find the files of others that run beside them; guests count as others.
 ALONE = {
     "ebpf/test_exact_counts.py",
     "ebpf/test_foreign_files.py",

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 __all__ = ["Sandbox", "Service", "build_service", "rows", "service"]
 
 
+_SHELL = re.compile(r"[|&;<>()$`\\*?\[#~{}!\n]")
+"""Characters for which a line needs a shell."""
+
+
 class Sandbox:
     """
     Run command lines with their own manager, by default as this user and with the ``command`` that is tested.
@@ -51,7 +55,6 @@ class Sandbox:
         }
 
     def start(self, line: str, **popen: Any) -> subprocess.Popen[str]:
-        function = f'dprobes() {{ {shlex.join(self._command)} "$@"; }}\n'
         keywords: dict[str, Any] = {
             "stdin": subprocess.DEVNULL,
             "stdout": subprocess.PIPE,
@@ -60,7 +63,11 @@ class Sandbox:
             **self._user,
             **popen,
         }
-        return subprocess.Popen(["sh", "-c", function + line], env=self.environment, text=True, **keywords)
+        if line.startswith("dprobes ") and not _SHELL.search(line):
+            command = [*self._command, *shlex.split(line)[1:]]
+        else:
+            command = ["sh", "-c", f'dprobes() {{ {shlex.join(self._command)} "$@"; }}\n{line}']
+        return subprocess.Popen(command, env=self.environment, text=True, **keywords)
 
     def shell(self, line: str, **popen: Any) -> subprocess.CompletedProcess[str]:
         """Run a line in a shell."""
