@@ -36,11 +36,11 @@ def compiled_here(
     kernel_types: Path | None = None,
 ) -> bytes:
     """
-    Compile a program, in a file or a text, with the symbols of its module, if that is on this machine.
+    Compile a program with the symbols of its module, if that is on this machine; return the bytes of a PPDF.
 
-    ``vantage`` is the request, with the thread or command in whose view modules are searched. ``templates`` is the
-    directory of its templates, ``kernel_types`` a file with the types of the kernel, if they are not those of the
-    probed one. Raise the same errors as ``build_ppdf``.
+    ``file`` is a path, or a source text. ``vantage`` is the request, with the thread or command whose file system is
+    searched for modules. ``templates`` is the directory of its templates. ``kernel_types`` is a file with the types of
+    the kernel; without it, they are those of the probed kernel. Raise the same errors as ``build_ppdf``.
     """
     source = parse_programs(
         source_of(file) if isinstance(file, str) else file,
@@ -63,7 +63,7 @@ def compiled_here(
 
 
 def _module_of(program: Program, vantage: Vantage, diagnostics: Diagnostics) -> Sequence[Path]:
-    """Return the file of a program's module, if it is on this machine."""
+    """Return the file of a program's module; an empty sequence if it is not on this machine."""
     if space_of(program) is not Space.MODULE:
         return ()
     module = find_module(program.name, pid=vantage.tid, command=vantage.command)

@@ -31,7 +31,7 @@ _MAX = 1000
 """Maximum number of completions that are returned to a shell."""
 
 _PATIENCE = 2.0
-"""Seconds to wait for an answer of the manager."""
+"""Seconds to wait for a reply of the manager."""
 
 _BASH = """\
 %(complete_func)s() {
@@ -115,7 +115,7 @@ complete --no-files --command %(prog_name)s --arguments "(%(complete_func)s)"
 
 
 class _Silent(shell_completion.ShellComplete):
-    """A completion that returns nothing if it fails."""
+    """Completion that returns no candidates, and prints no message, if it fails."""
 
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem]:
         try:
@@ -295,7 +295,11 @@ def _places(ctx: click.Context, incomplete: str) -> Iterator[str]:
 
 
 def known_modules(pid: int | None) -> Iterator[str]:
-    """Return the names of modules that a process maps, or any process, and of libraries; there may be duplicates."""
+    """
+    Return the names of the modules that a process maps, and of libraries; there may be duplicates.
+
+    Without ``pid``, return those of all processes.
+    """
     from dprobes.target.module_lookup import read_ld_cache
     from dprobes.target.process_maps import code_mappings
 

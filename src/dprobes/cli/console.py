@@ -20,7 +20,7 @@ __all__ = ["error", "note", "print_line", "print_lines", "print_table", "table",
 
 
 def write(text: str) -> None:
-    """Print text of several lines; if it cannot be written it is lost, and the command continues."""
+    """Print text of several lines on standard error; text that cannot be written is lost, and the command continues."""
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.write(escaped_lines(text) + "\n")
         sys.stderr.flush()
@@ -49,7 +49,7 @@ def note(message: str, hint: str | None = None, details: str = "") -> None:
 
 
 def width() -> int | None:
-    """Return the number of columns of the terminal that messages go to; None if they go elsewhere."""
+    """Return the number of columns of the terminal for messages; None if standard error is not a terminal."""
     try:
         return os.get_terminal_size(sys.stderr.fileno()).columns or None
     except (OSError, ValueError, AttributeError):
@@ -89,7 +89,7 @@ def print_line(line: str = "") -> None:
 
 
 def print_lines(lines: Iterable[str]) -> None:
-    """Print lines by a single write."""
+    """Print lines with one write to standard output."""
     _write_result("\n".join(map(escaped, lines)))
 
 

@@ -107,7 +107,7 @@ def command(
 
 
 def _say_what_is_missing(*, is_printing: bool, has_blocks: bool) -> None:
-    """Print a note about the parts of a program that RPN source does not contain."""
+    """Print a note about the parts of a program that RPN source lacks: formats of printf and blocks of the tool."""
     missing = [
         *(["the formats of 'printf'"] if is_printing else []),
         *(["'begin', 'every' and 'end'"] if has_blocks else []),
@@ -117,7 +117,7 @@ def _say_what_is_missing(*, is_printing: bool, has_blocks: bool) -> None:
 
 
 def run(arguments: Iterable[str]) -> int:
-    """Carry out a command line and return the exit status."""
+    """Execute a command line and return the exit status."""
     from dprobes.errors import DprobesError, SourceError, reason_of
 
     try:

@@ -29,7 +29,8 @@ def external_preprocessor(command: str) -> ExternalPreprocessor:
     """
     Return a callable that runs ``command``, split into words as a shell does, with ``-D``, ``-I`` and ``-`` appended.
 
-    Raise ``SourceError`` if it is not a command; the callable raises it if the command cannot be run or does not end.
+    Raise ``SourceError`` if the string is malformed or empty. The callable raises ``SourceError`` if the command cannot
+    be run or takes more than ``TIMEOUT`` seconds.
     """
     try:
         words = shlex.split(command)

@@ -26,7 +26,7 @@ _WRITERS = ("dprobes.cli.console", "dprobes.standard_files")
 """The modules that write results."""
 
 _INTERRUPTED = 130
-"""Exit status of shells for a command that SIGINT has ended."""
+"""Exit status that shells report for a command that SIGINT has ended: 128 + SIGINT."""
 
 _NO_THREAD = "can't start new thread"
 """Python's error message if there is no memory for a thread's stack."""
@@ -45,7 +45,7 @@ def _open_standard_files() -> None:
 
 
 def _ours(arguments: Sequence[str]) -> tuple[Sequence[str], bool]:
-    """Return the modern line for one that may be in the original's form, and whether it was."""
+    """Return the arguments in the modern form, and whether they were in that of the original."""
     from dprobes.cli.original_lines import OriginalLineError, is_original, translate
 
     if not is_original(arguments):
@@ -62,7 +62,7 @@ def _ours(arguments: Sequence[str]) -> tuple[Sequence[str], bool]:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Carry out a command line and return the exit status."""
+    """Execute a command line and return the exit status."""
     from dprobes.errors import DprobesError, InternalError, SourceError, reason_of
 
     _open_standard_files()
@@ -127,7 +127,7 @@ def _dispatch(arguments: Sequence[str]) -> object:
 
 
 def _status_of_usage(error: Exception) -> int | None:
-    """Print click's error about a line, and return the exit status; return None for other errors."""
+    """Print a usage error of click, and return the exit status; return None for other errors."""
     if "click" not in sys.modules:
         return None
     import click

@@ -64,12 +64,12 @@ _WORD = "dprobes.program"
 
 
 def note_word(context: Context, word: str) -> None:
-    """Store the word of the argument ``PROGRAM``."""
+    """Store the word that the user wrote for the argument ``PROGRAM``."""
     context.meta[_WORD] = word
 
 
 def word_of_program() -> str:
-    """Return the word of the argument ``PROGRAM``: that of a command if the program is a text."""
+    """Return the word that the user wrote for the argument ``PROGRAM``; with ``-e`` a command stores its own word."""
     from click import get_current_context
 
     return str(get_current_context().meta[_WORD])

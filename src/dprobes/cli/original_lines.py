@@ -30,7 +30,7 @@ __all__ = [
 
 
 class OriginalLineError(Exception):
-    """An error: a line that is invalid in the original's syntax, too."""
+    """A line that is invalid in the original's syntax, too."""
 
 
 class Takes(enum.Enum):
@@ -44,7 +44,7 @@ class Takes(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """An option of the original, and its equivalent; ``ours`` is empty for one that has no effect today."""
+    """An option of the original; ``ours`` is its equivalent, empty for an option that has no effect today."""
 
     takes: Takes
     ours: str
@@ -53,7 +53,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """The translated line, and messages about it."""
+    """The translated command line, and messages about the translation."""
 
     arguments: tuple[str, ...]
     notes: tuple[str, ...] = ()
@@ -122,7 +122,11 @@ def is_original(arguments: Sequence[str]) -> bool:
 
 
 def translate(arguments: Sequence[str], *, klog_is_writable: bool) -> Translation:
-    """Return the modern line for one of the original; raise ``OriginalLineError`` for an invalid one."""
+    """
+    Return the modern command line for one of the original; raise ``OriginalLineError`` for an invalid one.
+
+    ``klog_is_writable`` is true if records can be written to the kernel's log, the original's default.
+    """
     words = list(_words(arguments))
     verb_at, names = _find_verb(words)
     ours, follows, options = VERBS[names]
@@ -207,7 +211,7 @@ def _unknown(name: str, context: str, known: Sequence[str]) -> str:
 
 
 def _values(name: str, option: Option, words: list[str]) -> list[str]:
-    """Take the arguments of an option from the words, and return them in the modern form."""
+    """Remove the arguments of an option from ``words``, and return them in the modern form."""
     match option.takes:
         case Takes.NOTHING:
             return [option.ours] if option.ours else []

@@ -57,7 +57,7 @@ class Progress:
         self.end()
 
     def begin(self, what: str) -> None:
-        """Show the operation ``what`` from now on, if it takes long."""
+        """Show the operation ``what`` if it lasts longer than ``_PATIENCE`` seconds from now on."""
         self.end()
         if os.isatty(_STANDARD_ERROR) and os.environ.get("TERM", "dumb") != "dumb":
             self._ended = threading.Event()

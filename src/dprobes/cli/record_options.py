@@ -52,10 +52,10 @@ def log_items_of(
     names: Sequence[str], *, is_tree: bool, all_by_default: bool = False, for_people: bool = False
 ) -> Item:
     """
-    Return the items for the values of ``--log``; ``is_tree`` is true if the run is about one process tree.
+    Return the items for the values of ``--log``; ``is_tree`` is true if the run has one process tree as its scope.
 
-    ``all_by_default`` is true if the consumer of the records needs all items by default; ``for_people`` if they are
-    printed as lines, which contain the time and the process.
+    ``all_by_default`` is true if the consumer of the records needs all items by default. ``for_people`` is true if
+    records are printed as lines, which contain the time and the process.
     """
     items = Item.MAJOR | Item.MINOR
     if for_people and not names:
@@ -100,7 +100,7 @@ def log_format_option(default: str | None, *names: str) -> Callable[[Callable[..
 
 
 def has_structure(targets: Sequence[str]) -> bool:
-    """Return whether a log target takes structured records, and thus all items of their headers."""
+    """Return whether one of the log targets accepts structured records, and thus needs all items of their headers."""
     if not targets:
         return False
     from dprobes.sinks.target_kinds import is_trace_name, parse_target
@@ -127,9 +127,9 @@ def templates_option(help_: str) -> Callable[[Callable[..., Any]], Callable[...,
 
 def read_templates(directory: Path | None) -> Templates | None:
     """
-    Return the templates of a directory, and print warnings and errors; those with an error are omitted.
+    Return the templates of a directory, and print warnings and errors; templates with an error are omitted.
 
-    The result is None if no directory is given. Raise ``FormatError`` if it is not a directory of templates.
+    Return None if ``directory`` is None. Raise ``FormatError`` if it is not a directory of templates.
     """
     if directory is None:
         return None

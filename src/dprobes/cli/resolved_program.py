@@ -1,4 +1,4 @@
-"""From a program's file, source or compiled, to its resolved probes: the first step of run, check and show."""
+"""Loading of a program, source or compiled, and resolution of its probepoints, for run, check and show."""
 
 from __future__ import annotations
 
@@ -89,9 +89,9 @@ def module_of(scope: Scope) -> str:
     """
     Return the program that a command or process executes, the default module of probes.
 
-    It is a path if that leads to the same file from here, else a name: for a command that the shell would search, and
-    for a process with a different view of files. It is empty if an endpoint represents the target: then the command
-    starts the endpoint, and the process is not of this machine.
+    It is a path if that leads to the same file in the file system of dprobes. Otherwise it is a name: for a command
+    that the shell would search, and for a process with a different file system. It is empty if an endpoint represents
+    the target: then the command starts the endpoint, and the process is not of this machine.
     """
     if scope.endpoint is not None:
         return ""
@@ -119,10 +119,10 @@ def files_of(
     kernel_types: Path | None = None,
 ) -> ModuleFiles | None:
     """
-    Return the finder of modules' files for a program in DProbes C, or None for another program.
+    Return the finder of modules' files for a program in DProbes C, or None for a program in RPN.
 
-    It uses the view of a vantage or a process. The engine may have another kernel than the running one;
-    ``kernel_types`` is a file with the types of a kernel.
+    It searches the file system of the vantage's or the given process. The kernel of the vantage's engine may differ
+    from the running one. ``kernel_types`` is a file with the types of a kernel.
     """
     if not is_c(path):
         return None
@@ -187,7 +187,7 @@ def compile_programs(
 def _with_places(
     error: SourceError, symbols: Path | None, pid: int | None, architecture_name: str | None, *, has_kernel: bool
 ) -> SourceError:
-    """Return the errors of a program, together with those of its places if its handlers have errors."""
+    """Return an error with the diagnostics of ``error``, in the handlers, and those about the places of the probes."""
     from dprobes.diagnostics import Diagnostics, Severity
     from dprobes.target.probed_module import FileSymbols
 

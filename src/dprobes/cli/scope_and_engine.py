@@ -39,7 +39,11 @@ def scope_of(
     *,
     follow: bool,
 ) -> Scope:
-    """Return the scope for the options and the words after ``--``, by default all processes; raise usage errors."""
+    """
+    Return the scope for the options and the words after ``--``, by default all processes.
+
+    Raise a usage error for an invalid combination.
+    """
     command = _command(command_line, tuple(arguments))
     if sum((bool(command), pid is not None, cgroup is not None, user is not None)) > 1:
         raise usage_error(
@@ -118,7 +122,7 @@ def check_scope(text: str, scope: Scope, options: EngineOptions) -> tuple[str, S
 
 
 def note_engine(name: str, reason: str | None, *, verbose: bool) -> None:
-    """Print why an engine was chosen, if the user wants to know and did not request it."""
+    """Print the reason for the choice of an engine if the output is ``verbose``; nothing if ``reason`` is None."""
     if reason is not None and verbose:
         console.note(f"engine {name}: {reason}")
 
@@ -130,7 +134,7 @@ def note_process(asked: Scope, scope: Scope) -> None:
 
 
 def note_uprobe_holders() -> None:
-    """Print the dprobes processes that hold uprobes: a CONFLICT with a breakpoint may be with one of theirs."""
+    """Print the dprobes processes that hold uprobes: a probepoint in the state CONFLICT may conflict with theirs."""
     from dprobes.engines.refusals import uprobe_holders
 
     for pid in uprobe_holders():

@@ -43,7 +43,7 @@ _SHOWN_MAX = 5
 
 
 def processes_named(name: str) -> str:
-    """Return a clause with the processes that have a name, or execute a file of that name."""
+    """Return a clause with the ids of the processes that have a name, or execute a file of that name."""
     found = [number for number in sorted(_all()) if name in _names(number)]
     if not found:
         return "and none has that name"

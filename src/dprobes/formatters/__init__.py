@@ -1,4 +1,4 @@
-"""Formatters: conversion of log records to text. Each is a function of the record and the place of its probe."""
+"""Formatters: conversion of log records to text. Each is a function of the record and the place of its probepoint."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def formatter(
 
     ``live`` is true if the records are of processes of this machine that may still run, whose mappings then provide
     names of addresses. ``carried`` are the names in the records' trace file. ``host`` is the name of the records'
-    machine, if known. ``columns`` and ``is_brief`` are those of ``LineFormatter``.
+    machine, empty if unknown. ``columns`` and ``is_brief`` are those of ``LineFormatter``.
     """
     match name:
         case "text":

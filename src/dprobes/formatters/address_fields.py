@@ -1,10 +1,11 @@
 """
 The names of addresses in a record, in the form that all outputs with fields use.
 
-A field that a template prints by the name of its address (``%a``) gets a companion ``FIELD_name``. One with several
-addresses, a call stack (``%k``) or an array, gets ``FIELD_names``. An unknown address stays a number, and the reason
-why a stack ends early is a text in angle brackets, as in lines of text. The function of a record is that of its
-probepoint; for a sampler or a watchpoint it is the function that contains the ip.
+If a template prints a field by the name of its address (``%a``), there is an additional field ``FIELD_name``, its
+companion. The companion of a field with several addresses, a call stack (``%k``) or an array, is ``FIELD_names``. An
+unknown address stays a number, and the reason why a stack ends early is a text in angle brackets, as in lines of text.
+The function of a record is that of its probepoint; for a sampler or a watchpoint it is the function that contains the
+ip.
 """
 
 from __future__ import annotations
@@ -83,7 +84,11 @@ def code_names(
 
 
 def frame_name(number: int, address: int, record: LogRecord, place: Place, symboliser: Symboliser) -> str:
-    """Return the name of a frame of a call stack, or the reason why that ends; all but the first return to callers."""
+    """
+    Return the name of frame ``number`` of a call stack, or the reason why the stack ends.
+
+    All frames but the first have return addresses, which are named by the call before them.
+    """
     if number and address in STACK_ENDS:
         return f"<{STACK_ENDS[StackEnd(address)]}>"
     if not number:

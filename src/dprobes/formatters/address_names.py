@@ -3,8 +3,8 @@ Names for the addresses in records, from the sources available when a record is 
 
 Names from the trace file, which were found when the record was written, come first. The mappings of a process that is
 still running come next. For a process that has ended, or ran on another machine, only the address of the probepoint is
-known otherwise: together with a file of the same build it yields the addresses of that module. Names are not guessed:
-an unknown address stays a number.
+known. With a file of the same build, that address yields the addresses of its module. Names are not guessed: an unknown
+address stays a number.
 """
 
 from __future__ import annotations
@@ -55,7 +55,11 @@ class KernelNames:
         self._given = kernel
 
     def name_of(self, address: int) -> tuple[str, str] | None:
-        """Return a function, with the distance from its start, and its module; None if the kernel shows none there."""
+        """
+        Return the name of a function with the distance from its start, and its module.
+
+        Return None if no symbol covers the address.
+        """
         located = self.located(address)
         if located is None or located.function is None:
             return None
@@ -63,7 +67,11 @@ class KernelNames:
         return (f"{function}+{distance:#x}" if distance else function), module
 
     def located(self, address: int) -> LocatedCode | None:
-        """Return the location of an address, None if unknown; each function is a mapping, at its kernel address."""
+        """
+        Return the location of an address; None if it is unknown.
+
+        Each function is a mapping, at its kernel address.
+        """
         try:
             symbol = self._kernel.symbols.covering(address)
             if symbol is None or address >= self._end_of(symbol.module, symbol.address):
@@ -76,7 +84,7 @@ class KernelNames:
         return LocatedCode(None, 0, mapped, LocatedFunction(start, end, symbol.name))
 
     def _end_of(self, module: str, function: int) -> int:
-        """Return an upper bound for the end of a function in a module, or "" for the kernel."""
+        """Return an upper bound for the end address of a function in a module; an empty ``module`` is the kernel."""
         if not module:
             return self._kernel_end
         loaded = self._kernel.modules.get(module)
@@ -148,7 +156,7 @@ class AddressSymboliser:
         self._kernel_places: dict[int, LocatedCode | None] = {}
 
     def know(self, source: RecordSource) -> None:
-        """Use ``source``, which may name more files, from now on; look for the module again unless it was found."""
+        """Use ``source`` from now on. It may name more files, so the module is searched again unless it was found."""
         self._source = source
         self._own_is_known = self._own is not None
 
@@ -201,7 +209,11 @@ class AddressSymboliser:
     # Running processes
 
     def _process(self, record: LogRecord, place: Place | None) -> NamedProcess | None:
-        """Return the process of a record; None if the record has no pid, or the process is gone or its id reused."""
+        """
+        Return the process of a record.
+
+        Return None if the record has no pid, the process has ended, or its id was reused.
+        """
         if record.pid is None:
             return None
         process = self._processes.process(record.pid, record.process_name or "", record.time)
@@ -240,7 +252,7 @@ class AddressSymboliser:
 
 
 def names_itself(place: Place) -> bool:
-    """Return whether the ip of records of a place has the name that the program uses for the place."""
+    """Return whether the address in the item ``ip`` has the name by which the program specifies the place."""
     return place.is_at_ip and not _OFFSET.fullmatch(place.symbol)
 
 

@@ -99,7 +99,7 @@ class FieldValues:
         )
 
     def unit(self, name: str) -> Unit:
-        """Return the unit of a field's numbers: nanoseconds of ``elapsed``, and where all templates print times."""
+        """Return the unit of a field: nanoseconds for ``elapsed`` and for a field that all templates print as times."""
         conversions = {
             part.conversion
             for template in self._templates.all()
@@ -128,7 +128,7 @@ class FieldValues:
 
     @cached_property
     def _named(self) -> dict[str, bool]:
-        """The fields that are displayed by the names of their addresses, with True for call stacks."""
+        """The fields that templates print by the names of their addresses; the value is True for call stacks."""
         return {
             name: each.is_stack
             for template in self._templates.all()
@@ -159,7 +159,11 @@ class FieldValues:
 
     @staticmethod
     def of_place(place: Place, name: str) -> str | None:
-        """Return a field of PLACE_FIELDS; None for the function if it differs by record, as the place is not code."""
+        """
+        Return the value of a field of PLACE_FIELDS.
+
+        Return None for the function of a place that is not code: it differs by record.
+        """
         return (place.routine if name == "function" else str(getattr(place, name))) or None
 
     def of_program(self, name: str) -> str | None:

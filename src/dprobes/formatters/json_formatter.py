@@ -57,12 +57,12 @@ _EXACT_MAX = (1 << 53) - 1
 
 
 def address_text(address: int | None) -> str | None:
-    """Return an address in the form for formats with columns or names; None if there is none."""
+    """Return an address as hexadecimal text, as in all formats with columns or names; None if there is none."""
     return None if address is None else f"{address:#x}"
 
 
 def exact(value: Any) -> Any:
-    """Return a value of JSON in which numbers that readers may not represent exactly are decimal strings."""
+    """Return a JSON value in which integers beyond 2**53, which readers may round, are decimal strings."""
     match value:
         case bool():
             return value
@@ -101,7 +101,7 @@ class _ProgramFormatter(ABC):
         self._known: dict[Place, Any] = {}
 
     def _know(self, place: Place) -> Any:
-        """Return the data that all records of a place share, and cache it."""
+        """Return the output that all records of a place share, and cache it."""
         if len(self._known) >= PLACES_MAX:
             self._known.clear()
         known = self._known[place] = self._describe(place)

@@ -60,7 +60,11 @@ class TerminalColumns:
 
 
 def columns_of(stream: TextIO) -> TerminalColumns | None:
-    """Return the columns for a stream; None if it is not a terminal. See https://no-color.org."""
+    """
+    Return the columns for a stream; None if it is not a terminal.
+
+    NO_COLOR disables colours (https://no-color.org).
+    """
     if not stream.isatty():
         return None
     return TerminalColumns(has_colours=not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb")
@@ -134,7 +138,7 @@ class LineFormatter:
         return _line(parts, self._text(record, place, written or self._templates.of(record)))
 
     def _columns_of(self, record: LogRecord, says: frozenset[str]) -> list[str]:
-        """Return time and process, unless a template prints them itself (``says``)."""
+        """Return the columns of time and process without those in ``says``, which a template prints itself."""
         parts = []
         if record.time is not None and "time" not in says:
             parts.append(self._shown("time", _time_of_day(record.time, self.wall_offset)))
@@ -206,7 +210,7 @@ class LineFormatter:
             return _kept(self._processes, (name, pid), _process(decoded, pid))
 
     def _way(self, begin: bytes) -> _ShortWay | None:
-        """Return the fast path for records with this beginning; None if there is none."""
+        """Return the conversion of records with these first bytes that does not decode them; None if there is none."""
         from dprobes.formatters.templates.data_extraction import compiled_of
 
         way = None
@@ -236,8 +240,9 @@ class _ShortWay(NamedTuple):
     """
     The conversion of records with one flag word, major and minor code to text without decoding them.
 
-    ``header`` unpacks process id and time, if present; process name and data follow it. ``data`` is None if they have
-    no template. ``codes`` replace an unknown place. ``is_written`` is true if a user wrote the template.
+    ``header`` unpacks process id and time, if present; process name and data follow them. ``data`` is None if the data
+    have no template. ``codes`` are printed instead of an unknown place. ``is_written`` is true if a user wrote the
+    template.
     """
 
     header: struct.Struct
@@ -260,7 +265,7 @@ class _ShortWay(NamedTuple):
 
 
 def _header_of(flags: int, byte_order: ByteOrder) -> str:
-    """Return the structure of the items before the process name; those that are not printed are skipped."""
+    """Return the format of ``struct`` for the items before the process name; items that are not printed are padding."""
     form = header_struct(flags, byte_order).format
     order, codes = form[0], form[1:]
     skipped = len(codes) - bool(flags & Item.PID) - bool(flags & Item.TIME)
@@ -289,7 +294,7 @@ def _header_items(template: Template) -> frozenset[str]:
 
 @lru_cache(4096)
 def _begins_below(template: Template) -> bool:
-    """Return whether a template begins with a part that has lines of its own."""
+    """Return whether the first part of a template has lines of its own, as dumps and call stacks have."""
     from dprobes.formatters.templates.template_model import Conversion, Placeholder
 
     first = next((part for line in template.lines for part in line), None)
@@ -312,7 +317,7 @@ def _where(place: Place) -> str:
 
 
 def _time_of_day(monotonic: int, wall_offset: int) -> str:
-    """Return the time of day; the seconds since boot if only that is known."""
+    """Return the local time of day; the seconds since boot if ``wall_offset`` is 0."""
     seconds, rest = divmod(monotonic + wall_offset, _NANOSECONDS)
     return f"{_clock(seconds) if wall_offset else seconds}.{rest // 1000:06}"
 

@@ -65,7 +65,7 @@ class HeaderLine(NamedTuple):
 
 
 def header_line_of(flags: int, byte_order: ByteOrder) -> HeaderLine | None:
-    """Return the format for the beginning of records with a flag word; None if they have to be decoded."""
+    """Return the format for the beginning of records with a flag word; None if such records have to be decoded."""
     if flags & ~_KNOWN:
         return None
     template = "DProbes({},{})".format(
@@ -86,7 +86,7 @@ class HeaderLines:
         self._lines: dict[bytes, HeaderLine | None] = {}
 
     def split(self, record: bytes, wall_offset: int, function: str) -> tuple[str, int] | None:
-        """Return the header line of a record, and the start of its data; None if it has to be decoded."""
+        """Return the header line of a record, and the byte offset of its data; None if the record has to be decoded."""
         flags = record[:4]
         try:
             line = self._lines[flags]
@@ -174,7 +174,7 @@ _WAYS_MAX = 1 << 16
 
 
 def template_of(templates: TemplateFinder, record: LogRecord) -> Template | None:
-    """Return the template of a record, None without one; a stack trace has none, whatever its codes are."""
+    """Return the template of a record; None if there is none, and for a stack trace, whatever its codes are."""
     if record.is_stack_trace:
         return None
     return templates.find(record.major or 0, record.minor or 0)
@@ -216,7 +216,7 @@ class TextFormatter:
         return self(decode_record(record), place)
 
     def _way(self, begin: bytes) -> CompiledTemplate | None:
-        """Return the fast path for records with this beginning; None if there is none."""
+        """Return the compiled template for records with these first bytes; None if they have to be decoded."""
         template = None
         codes = codes_in(begin)
         if codes is not None and not codes.flags & (Item.STACK_TRACE | Item.CUT):

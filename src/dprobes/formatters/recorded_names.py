@@ -100,7 +100,7 @@ class RecordedNames:
 
     @staticmethod
     def _addresses(record: LogRecord, way: _Way, *, has_ip: bool) -> Iterator[tuple[int, bool]]:
-        """Yield the addresses in a record, and True for return addresses."""
+        """Iterate over the addresses in a record, each with True for a return address."""
         if has_ip and record.ip is not None:
             yield record.ip, False
         if way.template is not None and way.fields and not record.is_stack_trace:
@@ -155,7 +155,11 @@ def _of_value(value: Value, conversion: Conversion) -> Iterator[tuple[int, bool]
 
 
 def _of_stack(stack: Sequence[int]) -> Iterator[tuple[int, bool]]:
-    """Yield the addresses of a call stack without its end marker: all but the first are return addresses."""
+    """
+    Iterate over the addresses of a call stack without its end marker, each with True for a return address.
+
+    All but the first are return addresses.
+    """
     yield from ((address, number > 0) for number, address in enumerate(stack) if address not in _ENDS)
 
 

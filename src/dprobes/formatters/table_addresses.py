@@ -51,8 +51,8 @@ class ProcessAddresses:
     """
     Names of the addresses in the mappings of a run's processes (``keyed.key_parts.Names``).
 
-    An address without a process is named by the processes that have, or had, code there. It has no name if they
-    disagree.
+    An address without a process has the name that the processes with code there agree on, whether they have ended or
+    not. It has no name if they disagree.
     """
 
     def __init__(self, symboliser: AddressSymboliser, images: ProcessImages | CarriedNames | None) -> None:
@@ -93,7 +93,7 @@ class ProcessAddresses:
 
 
 def _addresses(contents: TableContents) -> Iterator[tuple[int, int | None]]:
-    """Yield the addresses in a table, each with its process if the key contains it."""
+    """Iterate over the addresses in a table, each with the process id in its key, None without one."""
     table = contents.table
     if not has_addresses([table]):
         return

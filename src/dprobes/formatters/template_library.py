@@ -1,8 +1,8 @@
 """
 The paper's formatting library (seed 000, section 6): initialise, format one record, terminate.
 
-For programs that get records one by one and format them with templates from disk. ``initialise`` reads the directory
-file. A file of templates is read for its first record, and stays in memory until ``terminate``.
+It is for programs that receive records one by one and format them with templates from disk. ``initialise`` reads the
+directory file. A file of templates is read for its first record, and stays in memory until ``terminate``.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ class TemplateLibrary:
     """
     A formatter of binary records with the templates of a directory.
 
-    ``wall_offset`` is added to the time of records to get nanoseconds since 1970; the default is that of this machine
-    and boot. With ``live`` the records are of processes that may still run, whose mappings provide names of addresses.
+    ``wall_offset``, in nanoseconds, is added to the time of records to get nanoseconds since 1970; the default is that
+    of this machine and boot. With ``live`` the records are of processes that may still run, whose mappings provide
+    names of addresses.
     """
 
     def __init__(self, *, wall_offset: int | None = None, live: bool = False) -> None:
@@ -64,7 +65,7 @@ class TemplateLibrary:
 
     def format(self, record: bytes) -> str:
         """
-        Return the text of one record: the header line, and the output of the template, or without one hexadecimal.
+        Return the text of one record: the header line, and its data by their template, else in hexadecimal.
 
         Raise ``FormatError`` if the record is invalid. A template with errors is ignored, and reported in
         ``diagnostics``.

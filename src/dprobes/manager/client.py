@@ -1,8 +1,8 @@
 """
 The client of the manager: connecting, starting a manager if none is running, and requests.
 
-``ManagerClient`` is part of the Python API; the verbs of the command line use nothing else. ``ask`` is the protocol
-itself, the other methods take and return typed data.
+``ManagerClient`` is part of the Python API; the verbs of the command line use no other interface. ``ask`` is the
+protocol itself; the other methods accept and return typed data.
 """
 
 from __future__ import annotations
@@ -65,11 +65,15 @@ __all__ = ["ManagerClient", "launch_manager"]
 
 
 _LOG_MAX = 1 << 20
-"""Size in bytes from which on the manager's log is truncated when a manager starts."""
+"""Size in bytes above which a starting manager truncates its log."""
 
 
 def launch_manager(paths: ManagerPaths) -> None:
-    """Start a manager, and wait until it or another one is ready; raise the error with which it has ended."""
+    """
+    Start a manager, and wait until it or another one accepts connections.
+
+    Raise the error with which it has exited.
+    """
     import subprocess  # not needed by queries of a running manager
 
     ready, theirs = os.pipe2(os.O_CLOEXEC)
@@ -114,7 +118,7 @@ def _last_line(paths: ManagerPaths) -> str:
 
 
 _START_PATIENCE = 30.0
-"""Seconds to wait for a manager to start, or for another one to end."""
+"""Seconds to wait for a manager to start, or for another one to exit."""
 
 _INTERVAL = 0.02
 
@@ -295,7 +299,11 @@ class ManagerClient:
         return list(decode(Removal, self._ask("remove", RemoveArguments(name, name is None))).removed or ())
 
     def remove_probepoints(self, major: int, minor: int, name: str | None = None) -> int:
-        """Remove the probepoints with these codes, of the programs called ``name`` or of all; return their number."""
+        """
+        Remove the probepoints with these codes, of the programs called ``name`` or of all programs.
+
+        Return their number.
+        """
         arguments = RemoveArguments(name, probe=(major, minor))
         return decode(Removal, self._ask("remove", arguments)).probepoints or 0
 
@@ -310,10 +318,11 @@ class ManagerClient:
         clears: Sequence[str] = (),
     ) -> ManagedVariables:
         """
-        Return local, per-CPU and global variables; ``name`` limits the former to the programs of this name.
+        Return local, per-CPU and global variables.
 
-        ``index`` is the first and the last index to return. With ``resets`` they are set to zero. Keyed tables whose
-        names match one of the patterns ``clears`` are cleared.
+        ``name`` selects the programs whose local and per-CPU variables are returned. ``index`` is the first and the
+        last index to return, inclusive; None means all. With ``resets`` these variables are set to zero. Keyed tables
+        whose names match one of the patterns ``clears`` are cleared.
         """
         arguments = GetvarsArguments(name, wants_locals, wants_globals, index, resets, tuple(clears))
         return decode(ManagedVariables, self._ask("getvars", arguments))
@@ -340,18 +349,18 @@ class ManagerClient:
 
     def stop(self, *, ends: bool = False) -> Stopped:
         """
-        Remove all programs at once, without waiting for other requests; with ``ends`` the manager ends, too.
+        Remove all programs at once, without waiting for other requests; with ``ends`` the manager exits, too.
 
-        Return their number, and the names of those that have not ended yet.
+        Return the number of programs, and the names of those that have not ended yet.
         """
         return decode(Stopped, self._ask("stop", StopArguments(ends)))
 
     def kill(self, patience: float = 0.0) -> Killed | None:
         """
-        End the manager, and with it everything that is inserted; return the outcome, None if there is no manager.
+        End the manager, and thus remove all programs; return the outcome, None if there is no manager.
 
-        A silent manager may be busy, or stopped. So it gets SIGTERM first, and SIGKILL if it still exists after
-        ``patience`` seconds.
+        A manager that does not answer may be busy, or stopped. It therefore gets SIGTERM first, and SIGKILL if it still
+        exists after ``patience`` seconds.
         """
         pid = self._living()
         if pid is None:
@@ -369,7 +378,11 @@ class ManagerClient:
         return Killed(pid, by_force=True)
 
     def _living(self) -> int | None:
-        """Return the process that holds the lock, or None; lock files in another user's directory are not trusted."""
+        """
+        Return the id of the process that holds the lock; None if no process holds it.
+
+        Lock files in another user's directory are not trusted.
+        """
         check_private(self._paths.runtime, RUNTIME)
         return self._locked_by()
 
@@ -383,7 +396,7 @@ class ManagerClient:
     # Connecting
 
     def _connect(self) -> socket.socket | None:
-        """Return a connection, None if there is no manager."""
+        """Return a connected socket; None if there is no manager."""
         if os.geteuid() != 0:  # root may manage the manager of another user
             check_private(self._paths.runtime, RUNTIME)
         end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)

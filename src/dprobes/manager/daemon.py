@@ -54,7 +54,7 @@ __all__ = ["LARGE", "give_large_blocks_back", "main"]
 
 
 LARGE = 1 << 20
-"""Size in bytes from which on a block of memory has pages of its own, see ``give_large_blocks_back``."""
+"""Size in bytes from which on a block of memory is mapped separately, see ``give_large_blocks_back``."""
 
 # malloc.h of the GNU C library
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -71,8 +71,8 @@ class Place:
     """
     A manager's lock and its listening socket; created by ``take``, released by ``leave``.
 
-    The lock is held as long as the process lives. ``listening`` is set by ``listen``, and replaced if ``restore``
-    creates a new socket.
+    The lock is held until the process exits. ``listening`` is set by ``listen``, and replaced if ``restore`` creates a
+    new socket.
     """
 
     listening: socket.socket
@@ -85,7 +85,7 @@ class Place:
 
     @classmethod
     def take(cls, paths: ManagerPaths) -> Self | None:
-        """Take the lock of this user's manager; return None if another one has it."""
+        """Acquire the lock of this user's manager; return None if another manager has it."""
         lock = _take_lock(paths)
         return None if lock is None else cls(paths, lock)
 
@@ -97,7 +97,7 @@ class Place:
         self._socket = _identity(self._paths.socket)
 
     def restore(self) -> bool:
-        """Recreate missing files; return False if another manager has taken the place meanwhile."""
+        """Recreate missing files; return False if another manager has acquired the lock meanwhile."""
         status = os.fstat(self._lock)
         if _identity(self._paths.lock) != (status.st_dev, status.st_ino):
             private_directory(self._paths.runtime, RUNTIME)
@@ -130,7 +130,11 @@ def _identity(path: Path) -> _Identity | None:
 
 
 def _take_lock(paths: ManagerPaths) -> int | None:
-    """Take the lock, which is held until this process ends; return None if another manager has it."""
+    """
+    Acquire the lock, which is held until this process exits.
+
+    Return its descriptor, None if another manager has it.
+    """
     descriptor = os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -191,9 +195,9 @@ _CREDENTIALS = struct.Struct("=iII")  # struct ucred: pid, uid, gid
 
 class Server:
     """
-    A server that accepts connections of a manager until the manager is over.
+    A server that accepts connections of a manager until the manager ends.
 
-    ``idle_limit`` is the number of seconds without a connection after which an idle manager ends, None for never.
+    ``idle_limit`` is the number of seconds without a connection after which an idle manager exits; None means never.
     """
 
     def __init__(self, manager: Manager, place: Place, idle_limit: float | None) -> None:
@@ -208,7 +212,7 @@ class Server:
         self._last = self._looked = time.monotonic()
 
     def serve(self) -> None:
-        """Serve until the manager is over, or idle for long enough."""
+        """Serve until the manager ends, or is idle for ``idle_limit`` seconds."""
         while not self._manager.is_over and not self._is_superfluous():
             listening = self._place.listening
             listening.setblocking(False)
@@ -231,7 +235,7 @@ class Server:
             time.sleep(_LOOK / 100)
 
     def _look_after_place(self) -> None:
-        """Restore the files periodically; end if another manager, to which clients connect, has taken the place."""
+        """Restore the files periodically; end the manager if another one, to which clients connect, has replaced it."""
         if time.monotonic() - self._looked < _LOOK:
             return
         self._looked = time.monotonic()
@@ -376,11 +380,15 @@ def _dismiss(end: socket.socket) -> None:
 
 
 _IDLE_LIMIT = 900.0
-"""Seconds after which an idle manager ends."""
+"""Seconds after which an idle manager exits."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the manager; ``arguments`` may contain the descriptor of the pipe at which a client waits."""
+    """
+    Run the manager; return the exit status.
+
+    ``arguments`` may contain the descriptor of the pipe at which a client waits.
+    """
     ready = int(arguments[0]) if arguments else None
     paths = manager_paths()
     try:

@@ -42,14 +42,14 @@ __all__ = ["HeldFiles", "Inserter", "SharingSymbols", "ring_size"]
 
 
 class HeldFiles:
-    """The files that are in use; any thread may call the methods."""
+    """The module files that are in use, so that equal ones are held once; any thread may call the methods."""
 
     def __init__(self) -> None:
         self._files: WeakValueDictionary[tuple[str, str | None, int], ElfFile] = WeakValueDictionary()
         self._lock = threading.Lock()
 
     def same(self, elf: ElfFile) -> ElfFile:
-        """Return a held file with identical contents, else the given one."""
+        """Return the held file with identical contents; without one, hold ``elf`` and return it."""
         key = (str(elf.path), elf.build_id, len(elf.data))
         with self._lock:
             held = self._files.get(key)
@@ -95,7 +95,7 @@ _RING_SHARE = 32 << 20
 
 
 def ring_size(others: int) -> int:
-    """Return the ring size in bytes with ``others`` other programs: the kernel allocates the memory at once."""
+    """Return the size in bytes of a ring with ``others`` other programs; the kernel allocates the memory at once."""
     share = _RING_SHARE // (others + 1)
     return max(_RING_MIN, min(_RING_MAX, 1 << (share.bit_length() - 1)))
 

@@ -1,4 +1,4 @@
-"""Programs that the manager has inserted, and the answers of ``query`` and ``getvars`` about them."""
+"""Programs that the manager has inserted, and the replies to ``query`` and ``getvars`` about them."""
 
 from __future__ import annotations
 
@@ -98,9 +98,10 @@ def describe_program(
     extended: bool = False,
 ) -> ManagedProgram:
     """
-    Return the answer of ``query`` for a program; ``counts`` are current by default, ``pending`` records unwritten.
+    Return the reply to ``query`` for a program; ``counts`` are the current ones by default.
 
-    With ``extended`` it includes the compiled program.
+    ``pending`` is the number of counted records that are not in the trace file yet. With ``extended`` the reply
+    includes the compiled program.
     """
     program = inserted.program
     states = inserted.states()

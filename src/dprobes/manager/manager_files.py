@@ -41,7 +41,11 @@ ALREADY = 3
 """The exit status of a manager that ends because the user's manager is already running."""
 
 READY = b"r"
-"""The byte that a manager writes to the starting client's pipe when it accepts connections; else it writes an error."""
+"""
+The byte that a manager writes to the starting client's pipe when it accepts connections.
+
+Otherwise it writes an error.
+"""
 
 RUNTIME, STATE = "DPROBES_RUNTIME_DIR", "DPROBES_STATE_DIR"
 """The environment variables that override the directories."""
@@ -78,7 +82,7 @@ class ManagerPaths:
 @contextlib.contextmanager
 def socket_address(path: Path) -> Iterator[str]:
     """
-    Provide an address for a socket with any length of path: an address has at most 107 bytes (unix(7)).
+    Provide an address for a socket whose path may be longer than the 107 bytes of an address (unix(7)).
 
     Raise ``OSError`` if the directory does not exist.
     """

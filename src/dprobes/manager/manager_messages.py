@@ -175,8 +175,8 @@ class ManagedProbepoint:
     """
     A probepoint; ``where`` is its displayed place, ``path`` the file.
 
-    ``definition`` is the number of its probe definition. ``at_return`` is true if it is hit just after the function's
-    return. The fields after ``kind`` exist for some kinds only.
+    ``definition`` is the index of its probe definition. ``at_return`` is true if it is hit immediately after the
+    function's return. The fields after ``kind`` exist for some kinds only.
     """
 
     definition: int

@@ -93,7 +93,11 @@ class Manager:
         os.close(self._waking)
 
     def end(self, *_: object) -> None:
-        """Make the server end: it checks ``is_over`` when ``wake_up`` becomes readable. Usable as a signal handler."""
+        """
+        Request the end of the server: it checks ``is_over`` when ``wake_up`` becomes readable.
+
+        Usable as a signal handler.
+        """
         self.is_over = True
         with contextlib.suppress(BlockingIOError):
             os.write(self._waking, b"e")
@@ -110,7 +114,11 @@ class Manager:
         return not self._programs and not any(self._cells.view())
 
     def answer(self, verb: str, arguments: dict[str, Any], notify: Callable[[Notice], None]) -> dict[str, Any]:
-        """Carry out a verb; raise a subclass of ``DprobesError`` if that is refused, or the verb is unknown."""
+        """
+        Execute a verb and return its result.
+
+        Raise a subclass of ``DprobesError`` if the request is refused, or the verb is unknown.
+        """
         if verb not in VERBS:
             raise ManagerError(f"the manager (dprobes {__version__}) has no verb '{verb}'")
         match decode_arguments(VERBS[verb], verb, arguments):

@@ -164,7 +164,7 @@ class Recording:
 
 
 def _say(target: str, problem: str) -> None:
-    """Write to the manager's log."""
+    """Write a problem of a log target to the manager's log."""
     print(f"dprobes manager: log target {escaped(target)}: {escaped(problem)}", file=sys.stderr, flush=True)  # noqa: T201
 
 

@@ -192,7 +192,7 @@ def decode_arguments(kind: type[_T], verb: str, values: Mapping[str, Any]) -> _T
 
 
 def _check_characters(value: Any) -> None:
-    """Refuse characters that are invalid in paths and names: NUL, and surrogates that do not represent bytes."""
+    """Raise ``_UnfitError`` for strings with a NUL or with surrogates that do not represent bytes."""
     for text in value if isinstance(value, tuple) else (value,):
         try:
             is_fine = not isinstance(text, str) or b"\0" not in os.fsencode(text)

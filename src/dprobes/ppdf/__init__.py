@@ -8,9 +8,9 @@ The PPDF: a compiled probe program as a file, complete for a machine without its
 ``docs/reference/ppdf.md`` describes the bytes. A file is untrusted input: for any bytes, the reader returns a ``Ppdf``
 or raises ``FormatError``. The package is independent of processes and engines.
 
-The facts that resolution needs are stored when a program is built, and read from the file on a machine without the
-symbols, so that the same code finds places on both. Facts about kernels use the addresses of the running kernel. Code
-is stored as the encoded bytes only: a reader decodes the program from them, encodes it again, and compares. Companions
-are files in the file of their principal. Blocks of the tool are stored as their typed tree, which a reader builds only
-if it can be executed.
+The symbols and instructions that resolution needs are stored when a program is built. A machine without the symbols
+reads them from the file, so the same code finds places on both machines. Data about kernels use the addresses of the
+running kernel. Code is stored as the encoded bytes only: a reader decodes the program from them, encodes it again, and
+compares. Companions are PPDFs in the PPDF of their principal. Blocks of the tool are stored as typed syntax trees,
+which a reader builds only if they can be executed.
 """

@@ -1,4 +1,4 @@
-"""The facts about each kernel, or each build of a kernel's module: areas, symbols, and the probed instructions."""
+"""The stored data about each kernel, or each build of a kernel's module: areas, symbols, and instructions."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ Notes = dict[int, Note]
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """The parts of a handler or procedure besides its bytes; ``spans`` are those of the instructions."""
+    """The labels, spans and notes of a handler or procedure; ``spans`` are those of the instructions."""
 
     labels: Mapping[str, int]
     spans: Sequence[Span | None]
@@ -80,7 +80,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class StoredImage:
-    """The encoding of a program as stored in the file, and its place there."""
+    """The encoding of a program as stored in the file, with its offset there."""
 
     architecture: Architecture
     data: bytes
@@ -124,7 +124,7 @@ def read_images(reader: Reader) -> tuple[StoredImage, ...]:
 
 
 def notes_of(program: Program, image: CodeImage, target: Architecture) -> list[Notes]:
-    """Return the notes on each block; raise ``FormatError`` for an operand that the encoding cannot hold."""
+    """Return the notes on each block; raise ``FormatError`` for an operand that the encoding cannot represent."""
     starts = (*image.handlers, *image.procedures.values())
     names = {start: name for name, start in image.procedures.items()}
     tables = [table.name for table in program.tables]

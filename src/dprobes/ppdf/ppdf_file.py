@@ -26,14 +26,18 @@ NEEDS_WRITE = 1
 """Flag of a program that changes or stops its target."""
 
 IS_JOINED = 2
-"""Flag of a program with companions or blocks; a reader that does not support them must reject the file."""
+"""Flag of a program with companions or blocks of the tool; a reader that does not support them must reject the file."""
 
 STRING_MAX = 1 << 20
 """Maximum size of a string in bytes."""
 
 
 def encode(ppdf: Ppdf) -> bytes:
-    """Return the bytes of a PPDF, equal for equal values; raise ``FormatError`` for values beyond the format."""
+    """
+    Return the bytes of a PPDF, which are the same for equal values.
+
+    Raise ``FormatError`` for values beyond the format.
+    """
     program, strings = ppdf.program, Strings()
     spans = Spans(strings)
     machines = [name for name in MACHINES if name in ppdf.machines]

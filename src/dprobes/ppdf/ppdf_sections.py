@@ -156,7 +156,7 @@ def _check_sum(expected: int, found: int, what: str, offset: int) -> None:
 
 
 NONE = 0xFFFFFFFF
-"""The number that stands for no string, no span, no value."""
+"""The number that means that there is no string, span or value."""
 
 NO_TEXT = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\ud800-\udfff]")
 """Characters that no string has: control characters, which terminals interpret, and surrogates."""
@@ -174,7 +174,7 @@ class Strings:
         self._numbers: dict[str, int] = {}
 
     def number(self, text: str) -> int:
-        """Return the number of a string."""
+        """Return the number of a string; a new string gets the next number."""
         return self._numbers.setdefault(text, len(self._numbers))
 
     @property
@@ -213,7 +213,7 @@ class Writer:
         self.data += value.to_bytes(_WIDE_BYTES, "little", signed=True)
 
     def string(self, text: str | None) -> None:
-        """Write the number of a string, or NONE."""
+        """Write the number of a string; NONE if ``text`` is None."""
         self.u32(NONE if text is None else self.all_strings.number(text))
 
     def row(self, forms: str, *values: Any) -> None:
@@ -226,7 +226,7 @@ class Writer:
             writes[form](value)
 
     def strings(self, strings: Sequence[str]) -> None:
-        """Write the number of strings, then the number of each."""
+        """Write the number of strings, then the number of each, in 32 bits."""
         self.u32(len(strings))
         for text in strings:
             self.string(text)
@@ -237,7 +237,7 @@ class Writer:
         self.data += struct.pack(f"<{len(values)}I", *values)
 
     def block(self, data: bytes) -> None:
-        """Write the number of bytes, then the bytes."""
+        """Write the number of bytes in 32 bits, then the bytes."""
         self.u32(len(data))
         self.data += data
 
@@ -270,7 +270,7 @@ class Reader:
         raise FormatError(f"{self._what}: {message}", offset=self.offset if offset is None else offset, hint=hint)
 
     def take(self, size: int, what: str) -> memoryview:
-        """Return the next ``size`` bytes."""
+        """Consume and return the next ``size`` bytes."""
         left = len(self._data) - self._position
         if size > left:
             self.fail(f"expected {what} of {size} bytes, found only {left} bytes")
@@ -357,7 +357,7 @@ class Reader:
         return bytes(self.take(self.count(1, what), what))
 
     def text(self, what: str) -> str:
-        """Return a text that is not in the table of strings and may have several lines."""
+        """Return a string that is not in the table of strings and may have several lines."""
         data = self.block(what)
         try:
             return data.decode()

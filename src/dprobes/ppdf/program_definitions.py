@@ -1,5 +1,5 @@
 """
-A program without its code: the statements of its headers, labels, and the places of all of them in the source.
+A program without its code: the statements of its headers, labels, and their spans in the source.
 
 Statements are stored under their keywords, with values in the form of the table of keywords, so that a new keyword does
 not change the others. A keyword that a reader does not know is an error, because it may be significant.

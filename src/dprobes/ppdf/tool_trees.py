@@ -1,9 +1,9 @@
 """
-Blocks of the tool and the functions that they call, stored in a file as their typed trees.
+Blocks of the tool and the functions that they call, stored in a file as typed syntax trees.
 
 ``OF_STATEMENTS`` and ``OF_VALUES`` have the stored fields of each node, for writing and reading: in the order of its
-declaration, each in the form of its name or declared type, except where the table says otherwise. A type is one byte
-that describes its cell: size in bytes, signedness, and whether it is ``_Bool``; pointers are unsigned numbers,
+declaration, each in the form of its name or declared type, except where the table defines another form. A type is one
+byte that describes its cell: size in bytes, signedness, and whether it is ``_Bool``; pointers are unsigned numbers,
 enumerations have their base type. Any tree that is read can be executed, whatever the bytes are: jumps leave an
 enclosing statement, and numbers refer to existing items.
 """
@@ -82,7 +82,7 @@ class StatementKind(enum.IntEnum):
 
 
 class ValueKind(enum.IntEnum):
-    """The kind of a value, stored in the byte before its fields; NONE stands for an omitted optional value."""
+    """The kind of a value, stored in the byte before its fields; NONE means that an optional value is absent."""
 
     NONE = 0
     CONSTANT = 1
@@ -168,7 +168,7 @@ class _TreeWriter:
         self._depth = 0
 
     def statement(self, statement: Statement | None) -> None:
-        """Write a statement; None as an empty one."""
+        """Write a statement; None is written as an empty statement."""
         statement = typed_program.Steps(()) if statement is None else statement
         kind = _kind_of_statement(statement)
         self._deeper()

@@ -1,14 +1,14 @@
 """
 The C preprocessor of probe programs, which keeps the origin of every character of the result.
 
-Text without directives takes a fast path: ``clean`` removes comments and joins continued lines, and nothing else is
+Text without directives takes a fast path: ``clean`` removes comments and joins continued lines, and no other module is
 imported. A directive, a definition or a name like ``__LINE__`` requires ``directives`` and its dependencies. The
-package implements the rules of C11 5.1.1.2 and 6.10, but depends on neither RPN nor any other language of the result.
-It starts no program: another preprocessor is a callable from the caller.
+package implements the rules of C11 5.1.1.2 and 6.10, and depends on no language of the result. It starts no process:
+another preprocessor is a callable that the caller passes.
 
-DProbes has its own: the library that was used first evaluates ``#if`` in floating point, expands macros recursively
-without limit, loses columns, and ends in an IndexError on a malformed directive. ``--cpp "gcc -E"`` uses the C
-compiler's.
+DProbes has its own preprocessor because the library that it used first evaluates ``#if`` in floating point, expands
+macros recursively without limit, loses columns, and ends in an IndexError on a malformed directive. ``--cpp "gcc -E"``
+uses that of the C compiler.
 """
 
 from __future__ import annotations

@@ -198,7 +198,11 @@ class Includes:
         return self._open[-1][1] if self._open else None
 
     def find(self, arguments: list[Token], current: SourceFile) -> SourceFile | None:
-        """Return the file that ``#include`` names, None after ``#pragma once``; raise ``DirectiveError`` if absent."""
+        """
+        Return the file that ``#include`` names; None if ``#pragma once`` excludes it.
+
+        Raise ``DirectiveError`` if it is absent.
+        """
         strings = [token.text for token in arguments]
         directories = self._directories
         name = ""
@@ -224,7 +228,7 @@ class Includes:
             raise DirectiveError(first.message, notes=first.notes, hint=first.hint) from error
 
     def read_once(self, file: SourceFile) -> None:
-        """Record ``#pragma once`` for a file."""
+        """Exclude a file from later inclusion, as ``#pragma once`` requests."""
         self._once.add(os.path.realpath(file.name))
 
     @contextmanager
@@ -302,7 +306,7 @@ class _File:
         return not self.groups or self.groups[-1].active
 
     def source_offset(self, position: int) -> int:
-        """Return the offset in the source of a character of the cleaned text."""
+        """Return the offset in the source of the character at ``position`` of the cleaned text."""
         return self.cleaned.span(position, position + 1).start
 
     def line(self) -> tuple[int, int]:

@@ -35,7 +35,7 @@ class ExternalRequest:
 
 @dataclass(frozen=True, slots=True)
 class ExternalResult:
-    """The output and exit status of the preprocessor; ``command`` is its name in messages."""
+    """The output and exit status of the preprocessor; ``command`` is the command's name in messages."""
 
     command: str
     exit_status: int
@@ -53,7 +53,7 @@ _MESSAGE = re.compile(r"(.+?):(\d+):(?:(\d+):)? (?:fatal )?(error|warning): (.*)
 
 
 def read_result(result: ExternalResult, source: SourceFile, diagnostics: Diagnostics) -> Preprocessed:
-    """Return the text that was made from ``source``; report the messages to ``diagnostics``."""
+    """Return the preprocessed text of ``source``, and report the preprocessor's messages to ``diagnostics``."""
     files = _Files(source)
     reported = _report(result.stderr, files, diagnostics)
     if result.exit_status != 0 and not reported:
@@ -69,7 +69,7 @@ class _Files:
         self._known = {"<stdin>": source, "-": source, "": source, source.name: source}
 
     def has(self, name: str) -> bool:
-        """Return whether the file's text is known."""
+        """Return whether the text of the file with this name is known."""
         return bool(self[name].text) or name in ("", "-", "<stdin>")
 
     def __getitem__(self, name: str) -> SourceFile:

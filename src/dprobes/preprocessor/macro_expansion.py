@@ -51,7 +51,11 @@ BODY = Use("", Span(SourceFile("", ""), 0, 0), None)
 
 @dataclass(slots=True, eq=False)
 class Token:
-    """A token; ``kind`` is a group of the pattern above; ``hide`` names the macros that must not expand it again."""
+    """
+    A token; ``kind`` is a group of the pattern above.
+
+    ``hide`` has the names of the macros that must not expand it again.
+    """
 
     kind: str
     text: str
@@ -119,7 +123,9 @@ _QUOTED = re.compile(r'["\\]')
 @dataclass(frozen=True, slots=True)
 class Macro:
     """
-    A macro; ``parameters`` is None for one without parentheses, and the last takes the rest if ``variadic``.
+    A macro.
+
+    ``parameters`` is None for a macro without parentheses; if ``variadic``, the last one gets all further arguments.
 
     A body has further kinds of tokens: ``parameter``, ``stringise`` (a parameter after ``#``), ``paste`` (``##``), and
     ``optional`` and ``end`` around the contents of the parentheses of ``__VA_OPT__``.
@@ -400,7 +406,7 @@ class Macros:
     def _call(
         self, stack: list[Token], macro: Macro, name: Token, more: Callable[[], list[Token]] | None
     ) -> tuple[list[list[Token]], Token] | None:
-        """Take the arguments of a call and its ')' off the stack; return None without '('."""
+        """Remove the arguments of a call and its ')' from the stack, and return them; return None if no '(' follows."""
         blanks: list[Token] = []
         while not stack or stack[-1].kind == "blank":
             if stack:

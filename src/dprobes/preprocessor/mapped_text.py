@@ -21,7 +21,7 @@ __all__ = ["Cleaned", "DirectiveError", "Piece", "Preprocessed", "StopError", "T
 
 
 class Problem(NamedTuple):
-    """An error from ``clean``, kept until it is known that no ``#if`` skips its line."""
+    """An error from ``clean``, reported only if its line is not skipped by an ``#if``."""
 
     offset: int
     span: Span
@@ -53,7 +53,11 @@ class StopError(PreprocessError):
 
 
 class Piece(NamedTuple):
-    """The origin of the characters from ``start`` on: ``file.text[source:]``, or ``span`` for all of them."""
+    """
+    The origin of the characters from ``start`` on.
+
+    It is ``file.text[source:]``, or ``span`` for all of the characters if that is not None.
+    """
 
     start: int
     file: SourceFile
@@ -97,7 +101,7 @@ class Preprocessed:
             index += 1
 
     def span(self, start: int, end: int) -> Span:
-        """Return the origin of the characters ``start`` to ``end`` of the text."""
+        """Return the origin of the characters from ``start`` to ``end``, exclusive, of the text."""
         first = self._index(start)
         last = self._index(max(start, end - 1))
         if first == last:

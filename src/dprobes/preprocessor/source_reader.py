@@ -21,7 +21,7 @@ FILE_LIMIT = 16 << 20
 """Maximum accepted size of a file in bytes."""
 
 STANDARD_INPUT = "-"
-"""The path that stands for standard input."""
+"""The path that means standard input."""
 
 _PLACE = re.compile(r"[\w./+-]+:[\w.*+]+")
 """Pattern of a module and a place in it, which a user may have given instead of a file."""
@@ -69,7 +69,7 @@ def _source(name: str, data: bytes) -> SourceFile:
 
 
 def _read(file: BinaryIO) -> bytes:
-    """Return the bytes of a file, up to slightly more than FILE_LIMIT, without memory for all of a larger file."""
+    """Return the bytes of a file; reading stops soon after FILE_LIMIT bytes, which bounds the memory used."""
     parts, size = [], 0
     while size <= FILE_LIMIT and (part := file.read(_PIECE)):
         parts.append(part)

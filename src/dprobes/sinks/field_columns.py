@@ -48,7 +48,7 @@ _Codes = tuple[int, int]
 
 
 class NoColumnError(Exception):
-    """An error: a field without a column, so that records must be decoded one by one."""
+    """A field without a column; records must be decoded one by one."""
 
 
 class _Absent(enum.Enum):
@@ -59,7 +59,7 @@ class _Absent(enum.Enum):
 
 class FieldColumns:
     """
-    The columns of records of one program; ``place`` returns the place of a probepoint.
+    The columns of records of one program; ``place`` returns the place of a probepoint by its number.
 
     With ``mask`` only the records whose element is true are included.
     """
@@ -80,7 +80,7 @@ class FieldColumns:
         return list(compress(column, self._mask))
 
     def of_place(self, text: Callable[[Place], str | None]) -> Column:
-        """Return the column of an attribute of the probepoints, which ``text`` returns."""
+        """Return the column of an attribute of the probepoints, which ``text`` computes for a place."""
         column: Column = mapped(self._probes, lambda probe: text(self._place(probe)))
         return column[0] if isinstance(column, list) and len(set(column)) == 1 else column
 
@@ -107,7 +107,7 @@ class FieldColumns:
     # The fields of the data
 
     def _of_data(self, name: str) -> Column | _Absent:
-        """Return the column of a template's field or a word of the data; absent if no record has this name."""
+        """Return the column of a template's field or a word of the data; ``_Absent`` if no record has this name."""
         found = {codes: self._of_codes(codes, wanted, name) for codes, wanted in self._by_codes.items()}
         there = {codes: column for codes, column in found.items() if column is not _Absent.ABSENT}
         if len(found) == 1 or not there:
@@ -211,14 +211,14 @@ class RecordData:
         self._known: set[str] = set()
         """The names of fields that records of some program may have."""
         self._there: dict[str, None] = {}
-        """The fields that exist in programs that lack a named field, for the error message."""
+        """The fields of programs that lack a field of the filter, for the error message."""
 
     def note(self, name: Name) -> None:
         """Register a field that a filter names."""
         self._names.setdefault(name.name, name)
 
     def see(self, rows: BlockRows) -> None:
-        """Register the program of some records."""
+        """Register the program of these records."""
         self._values_of(rows.block.program)
 
     def check(self) -> None:
@@ -230,7 +230,7 @@ class RecordData:
                 fail(name.span, f"records have no field '{name.name}'", hint)
 
     def column(self, rows: BlockRows, name: Name, *, as_text: bool) -> DataColumn:
-        """Return a column of numbers and strings unchanged, or of the strings that are displayed."""
+        """Return a field's column: numbers and strings unchanged, or, with ``as_text``, the displayed strings."""
         program = rows.block.program
         values = self._values_of(program)
         item = "name" if name.name == "comm" else name.name

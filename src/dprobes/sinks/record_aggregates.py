@@ -54,9 +54,10 @@ Group = tuple[str, ...]
 @dataclass(frozen=True, slots=True)
 class Histogram:
     """
-    The numbers of a field by buckets (``bucket_of``); empty buckets in between are included.
+    The histogram of a field: the number of records by bucket (``bucket_of``), with the empty buckets in between.
 
-    ``where`` is the place or the values of the group of records. ``odd`` records had no number in this field.
+    ``where`` is the place, or the values of the fields that group the records. ``odd`` records had no number in this
+    field.
     """
 
     field: str
@@ -86,7 +87,11 @@ class Sum(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SumTable:
-    """The sums of a field's numbers by group, the greatest sum first; ``odd`` records had no number."""
+    """
+    The sums of a field's numbers by group, the greatest sum first.
+
+    ``odd`` is the number of records without a number.
+    """
 
     field: str
     by: tuple[str, ...]
@@ -161,7 +166,7 @@ class Measures:
             self.add_odd(n, group, len(found) - len(there))
 
     def _grouped(self, by: list[Any], numbers: Any, count: int) -> Iterator[tuple[Group, Sequence[Any]]]:
-        """Yield the numbers of each group."""
+        """Iterate over the groups of ``count`` records, each with its numbers."""
         every = numbers if isinstance(numbers, list) else [numbers] * count
         if not any(isinstance(column, list) for column in by):
             yield self._texts(tuple(by)), every
@@ -183,22 +188,22 @@ class Measures:
     # Input from counts made elsewhere, by group
 
     def add_bucket(self, n: int, group: Group, bucket: int, count: int) -> None:
-        """Add ``count`` numbers to a bucket of histogram ``n`` (``bucket_of``)."""
+        """Add ``count`` numbers to a bucket (``bucket_of``) of the histogram of the field with index ``n``."""
         self._of_group(n, group)[bucket] += count
 
     def add_odd(self, n: int, group: Group, count: int) -> None:
-        """Add ``count`` records without a number to histogram ``n``."""
+        """Add ``count`` records without a number to the histogram of the field with index ``n``."""
         if count:
             self._odd[n][self._kept(group, self._odd[n])] += count
 
     def add_sum(self, n: int, group: Group, found: Sum) -> None:
-        """Add a summary of numbers to sum ``n``."""
+        """Add a summary of numbers to the sum of the field with index ``n``."""
         sums = self._sums[n]
         group = self._kept(group, sums)
         sums[group] = found if (known := sums.get(group)) is None else known.plus(found)
 
     def add_unsummed(self, n: int, count: int) -> None:
-        """Add ``count`` records without a number to sum ``n``."""
+        """Add ``count`` records without a number to the sum of the field with index ``n``."""
         self._unsummed[n] += count
 
     def _add_numbers(self, n: int, group: Group, numbers: Sequence[int]) -> None:
@@ -283,7 +288,7 @@ class CountTable:
     """
     Counts of the combinations of values of ``fields``, the most frequent first.
 
-    ``others`` records had values that are not listed, because there were too many distinct ones.
+    ``others`` is the number of records with values beyond the first VALUES_MAX distinct ones.
     """
 
     fields: tuple[str, ...]
@@ -293,9 +298,10 @@ class CountTable:
 
 class Aggregates:
     """
-    A sink that counts the records of all programs: each of ``counted`` is the list of fields of one table.
+    A sink that summarizes the records of all programs: counts, histograms and sums.
 
-    Each of ``measured`` is the field of histograms, each of ``summed`` of sums, for each combination of fields ``by``.
+    Each of ``counted`` is the list of fields of one table of counts. ``measured`` are the fields of histograms and
+    ``summed`` the fields of sums, for each combination of the fields ``by``.
     """
 
     def __init__(
@@ -359,7 +365,7 @@ class Aggregates:
         return self._fields[source.number]
 
     def log_columns(self, columns: FieldColumns) -> bool:
-        """Count records by their columns; return False, without counting any, if some field has no column."""
+        """Count records by their columns; return False, without counting any of them, if a field has no column."""
         try:
             counted = [[columns.values(field) for field in fields] for fields, _ in self._counted]
             measured = self.measures.columns(columns)
@@ -405,7 +411,7 @@ class Aggregates:
         self._counted[n][1][key] += count
 
     def add_others(self, n: int, count: int) -> None:
-        """Add ``count`` records to the remainder of table ``n``."""
+        """Add ``count`` records to the values of table ``n`` that are not listed separately."""
         self._others[n] += count
 
     # Results

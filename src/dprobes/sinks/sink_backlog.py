@@ -1,8 +1,8 @@
 """
 The queue of a log target: batches of records, and announcements of programs between them, in order.
 
-It is bounded in records and in bytes; records without room are counted as lost, and the next batch of the same program
-reports their number. Users must hold a lock.
+It is bounded in records and in bytes. Records without room are counted as lost, and the next batch of the same program
+reports their number. Callers must serialize their calls.
 """
 
 from __future__ import annotations
@@ -57,7 +57,11 @@ Message = Batch | Created | Destroyed | Tables
 
 
 class RecordQueue:
-    """A queue of messages; ``waiting`` counts the records in it, ``lost`` those without room or given up."""
+    """
+    A queue of messages.
+
+    ``waiting`` is the number of records in it, ``lost`` the number of those without room or given up.
+    """
 
     def __init__(self, records_max: int = RECORDS_MAX, bytes_max: int = BYTES_MAX) -> None:
         self._records_max = records_max
@@ -130,7 +134,7 @@ class RecordQueue:
 
     def first(self, count: int) -> Message:
         """
-        Return the first message; it stays in the queue until it is taken or dropped.
+        Return the first message, which stays in the queue until ``take`` or ``drop``.
 
         A batch is limited to ``count`` records. A smaller one is joined with the next batches of the same program, for
         sinks that send a request for each batch.
@@ -234,7 +238,7 @@ class RecordQueue:
 
 
 def _goes_on(batch: Batch, message: Message) -> bool:
-    """Return whether a message contains nothing but more records for a batch."""
+    """Return whether a message is a batch that can be joined to ``batch``."""
     return (
         isinstance(message, Batch)
         and message.source is batch.source
@@ -263,10 +267,14 @@ A batch should take about ``_PIECE_TIME``, so that progress is visible.
 _PIECE_TIME = 0.5
 
 _BY_RECORD = 1.5
-"""Ratio of the times of a batch and of half as many records, above which the records take the time, not the call."""
+"""Ratio of the durations of a batch and of half as many records, above which the duration depends on the records."""
 
 _FADING = 0.5
-"""Factor for the stored time of a larger batch each time it prevents a trial, as a sink may become faster."""
+"""
+Factor by which the stored duration of a larger batch is reduced whenever it prevents a trial.
+
+A sink may become faster.
+"""
 
 _SAY_AGAIN = 600.0
 """Seconds after which a problem that has disappeared and occurs again is reported once more."""
@@ -281,7 +289,7 @@ class Pace:
     def __init__(self) -> None:
         self._piece = _PIECE_FIRST
         self._seconds: dict[int, float] = {}
-        """Seconds that a batch of each size took last."""
+        """Seconds that the last batch of each size took."""
         self._tried = 0.0
         self._failures = 0
 
@@ -293,8 +301,8 @@ class Pace:
         """
         Record the duration of a batch of ``count`` records.
 
-        If it was long, half as many records are tried. If these take as long, as with a distant server, the time is
-        that of the call itself: then larger batches are better.
+        After a long duration, half as many records are tried. If these take as long, as with a distant server, the
+        duration is that of the call itself, and larger batches are better.
         """
         if count != self._piece:
             if seconds > _PIECE_TIME:
@@ -328,8 +336,8 @@ class Pace:
         """
         Record a failure of the sink; return the seconds to wait until the next attempt.
 
-        After a success it is retried at once: an orderly close of a connection is not a problem. ``wait`` is the number
-        of seconds for which the sink asks not to be retried. With ``at_end`` the wait is short.
+        The first failure after a success is retried at once: an orderly close of a connection is not a problem.
+        ``wait`` is the number of seconds for which the sink asks not to be retried. With ``at_end`` the wait is short.
         """
         self._failures += 1
         if self._failures == 1:

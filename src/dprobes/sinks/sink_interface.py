@@ -31,8 +31,9 @@ class Batch(NamedTuple):
     """
     Encoded records of one source, each with its place.
 
-    ``wall_offset`` converts their time, CLOCK_MONOTONIC, into nanoseconds since 1970. ``lost`` records of the source
-    were lost before these on their way to the sink; a batch without records reports that for the end of a program.
+    ``wall_offset``, added to their time, CLOCK_MONOTONIC, results in nanoseconds since 1970. ``lost`` is the number of
+    records of the source that were lost immediately before these on their way to the sink. At the end of a program a
+    batch without records may report that number.
     """
 
     source: RecordSource
@@ -65,8 +66,8 @@ class SinkOptions(NamedTuple):
     """
     Options for the output of records.
 
-    ``format_name`` is one of LOG_FORMATS; sinks with a structure of their own ignore it. ``directory`` is the place for
-    the files of a sink whose argument is empty.
+    ``format_name`` is one of LOG_FORMATS; sinks with a structure of their own ignore it. ``directory`` contains the
+    files of a sink whose argument is empty.
     """
 
     format_name: str = "text"
@@ -77,12 +78,13 @@ class Sink(Protocol):
     """
     A consumer of records. All methods raise ``SinkError`` on failure, and are called by one thread.
 
-    A failed sink is closed and opened again, and gets the announcements of all active programs. So it must start anew
-    if that is harmless, and otherwise continue existing contents. A sink that may block for long should also have a
-    method ``abort``: another thread calls it at the end to make the blocked call fail. A sink that makes progress
-    within a call, as by several requests, should have an attribute ``steps``, an increasing number; it gets larger
-    batches. A sink for keyed tables has a method ``log_tables(source, contents)``. It gets all tables of a program
-    (``keyed.table_layout``) at its end, and at intervals if the user requests that.
+    A failed sink is closed and opened again, and gets the announcements of all active programs. It must therefore start
+    anew if that is harmless, and otherwise continue existing contents.
+
+    The following members are optional. ``abort`` makes a blocked call fail; another thread calls it at the end.
+    ``steps`` is an increasing number that shows progress within a call, as by several requests; such a sink gets larger
+    batches. ``log_tables(source, contents)`` accepts keyed tables (``keyed.table_layout``). It gets all tables of a
+    program at its end, and at intervals if the user requests that.
     """
 
     def create_event(self, source: RecordSource) -> None:
@@ -92,16 +94,16 @@ class Sink(Protocol):
         """
         Write the records of a batch.
 
-        ``SinkError.taken`` is the number of records taken: these are never passed again, the others are.
-        ``SinkError.lost`` is the number of taken records, now or before, that never arrived. ``RecordsRefusedError``
-        reports only these: all records were taken, and the sink continues.
+        ``SinkError.taken`` is the number of accepted records: these are never passed again, the others are.
+        ``SinkError.lost`` is the number of accepted records, of this or of earlier batches, that never arrived.
+        ``RecordsRefusedError`` reports only lost records: all records were accepted, and the sink continues.
         """
 
     def destroy_event(self, source: RecordSource) -> None:
         """Drop the state of a program, which has no more records."""
 
     def flush(self) -> None:
-        """Make taken records visible."""
+        """Make accepted records visible to readers."""
 
     def close(self) -> None:
         """Flush, and release the resources of the sink."""

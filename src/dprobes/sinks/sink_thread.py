@@ -1,10 +1,10 @@
 """
 A log target: a sink, a thread that feeds it, and a bounded queue in front of it.
 
-So a slow or broken sink never delays a program. Records without room in the queue are counted as lost. A failed sink is
-closed, and opened again after a growing pause; records that it has not taken stay in the queue. A batch that triggers a
-bug in a sink is dropped: it would trigger the bug again. Records that the receiver behind a sink refuses are lost, and
-not a failure.
+A slow or broken sink therefore never delays a program. Records without room in the queue are counted as lost. A failed
+sink is closed, and opened again after a growing pause; records that it has not accepted stay in the queue. A batch that
+triggers a bug in a sink is dropped: it would trigger the bug again. Records that the receiver behind a sink refuses are
+lost; that is not a failure of the sink.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["LogTarget", "LogTargets", "TargetStatus", "close_all"]
 
 _FLUSH_INTERVAL = 0.2
-"""Seconds after which taken records are flushed, even if more arrive continuously."""
+"""Seconds after which accepted records are flushed, even if more arrive continuously."""
 
 _PATIENCE = 10.0
 """Seconds without progress at the end, after which the records in the queue are given up."""
@@ -108,7 +108,7 @@ class LogTarget:
     # Input from programs
 
     def takes(self, source: RecordSource) -> bool:
-        """Return whether records of a program are for this target."""
+        """Return whether the records of a program are sent to this target."""
         return self.module is None or self.module == source.name
 
     def create(self, sources: Iterable[RecordSource]) -> None:
@@ -171,8 +171,8 @@ class LogTarget:
         """
         Write the queue as long as the sink makes progress, release the sink and return the last status.
 
-        ``patience`` is the maximum number of seconds without progress, and of seconds in which the sink is out of
-        order. ``limit`` is the maximum total time in seconds. The records left in the queue are lost. An interrupt ends
+        ``patience`` is the maximum number of seconds without progress, and of seconds in which the sink cannot be
+        opened. ``limit`` is the maximum total time in seconds. Records left in the queue are lost. An interrupt ends
         the wait like the end of ``patience``. ``on_wait`` is called once if the wait takes more than ``_SILENCE``
         seconds.
         """
@@ -212,7 +212,7 @@ class LogTarget:
                 break
 
     def _progress(self) -> tuple[int, int]:
-        """Return numbers that change with progress, also within a call of the sink if it shows that."""
+        """Return numbers that change with progress, also within a call of a sink that has ``steps``."""
         return self._steps, getattr(self._sink, "steps", 0)
 
     # The thread
@@ -320,7 +320,7 @@ class LogTarget:
             self._is_down = False
 
     def _note(self, error: BaseException, message: Message | None = None) -> None:
-        """Record a problem, the records of the message that the sink took, and the earlier ones that it lost."""
+        """Record a problem, and the counts of its ``SinkError``: accepted records of ``message``, and lost records."""
         said = _text_of(error)
         with self._changed:
             self._problem = said
@@ -370,7 +370,7 @@ def _text_of(error: BaseException) -> str:
 # All log targets of a run or of the manager, which receive the records of all programs.
 
 TargetKey = tuple[str, str | None]
-"""The name of a target, and the program that it is for; None stands for all programs."""
+"""The name of a target, and the module of the program whose records it gets; None means all programs."""
 
 
 def close_all(
@@ -428,13 +428,17 @@ class LogTargets:
         return True
 
     def take(self, name: str, module: str | None) -> list[LogTarget]:
-        """Remove targets, all of that name if ``module`` is None; ``close_all`` releases them."""
+        """
+        Remove and return the targets with this name and module; if ``module`` is None, all with this name.
+
+        ``close_all`` releases them.
+        """
         with self._lock:
             chosen = [key for key in self._targets if key[0] == name and module in (None, key[1])]
             return [self._targets.pop(key) for key in chosen]
 
     def take_of(self, module: str) -> list[LogTarget]:
-        """Remove the targets of one program."""
+        """Remove and return the targets for the records of one program."""
         with self._lock:
             return [self._targets.pop(key) for key in list(self._targets) if key[1] == module]
 

@@ -1,10 +1,10 @@
 """
 The data of a record as named, typed values, for log targets that have types.
 
-A template names the values. Without one there is ``data``, the bytes, and the self-describing items of them. A field
-whose value could not be read at the hit is replaced by ``NAME_fault``, the address of the fault. A field beyond the end
-of the data is omitted. Bytes without a field are ``rest``, and ``cut`` is a mark where the log buffer had no room. The
-names of addresses that a template prints by name follow (``formatters.address_fields``).
+A template names the values. Without a template the values are ``data``, the bytes, and the items of data that describe
+themselves. A field whose value could not be read at the hit is replaced by ``NAME_fault``, the address of the fault. A
+field beyond the end of the data is omitted. Bytes without a field are ``rest``, and ``cut`` marks data for which the
+log buffer had no room. The names of addresses that a template prints by name follow (``formatters.address_fields``).
 """
 
 from __future__ import annotations
@@ -133,7 +133,11 @@ class DescribedRecords:
         self._fields.destroy_event(source)
 
     def of_batch(self, batch: Batch) -> Iterator[tuple[str, Place, bytes, KnownRecord | None]]:
-        """Yield text, place, bytes and decoded form of each record; the latter is None if the record is invalid."""
+        """
+        Iterate over the records of a batch: text, place, bytes and decoded form.
+
+        The decoded form of an invalid record is None.
+        """
         strings = self._strings.strings(batch._replace(lost=0) if batch.lost else batch)
         for text, data, place in zip(strings, batch.records, batch.places, strict=True):
             try:
@@ -236,7 +240,7 @@ class Shape:
 
 class ArgumentReader:
     """
-    A decoder of the data of records with one template (None: without a template) and one word size.
+    A decoder of the data of records with one word size and one template; without a template if ``template`` is None.
 
     ``symboliser`` names addresses.
     """
@@ -347,7 +351,7 @@ class ArgumentReader:
 
 
 def _mark(value: Value) -> str:
-    """Return the mark by which a value makes the shape of its record differ."""
+    """Return the mark of a value that is not an ordinary one; records with different marks have different shapes."""
     match value:
         case None:
             return "missing"

@@ -21,7 +21,7 @@ __all__ = ["ALIASES", "KINDS", "LogTargetName", "SinkKind", "compression_of", "i
 
 
 def is_trace_name(name: str) -> bool:
-    """Return whether a name for an output file is that of a trace file."""
+    """Return whether a file name ends as the names of trace files do."""
     return name.endswith((".dpt", ".dptz"))
 
 
@@ -43,7 +43,7 @@ class SinkKind(NamedTuple):
     A kind of log target.
 
     ``syntax`` is its written form, ``module`` the module with its function ``open``. ``takes_path`` is true if the
-    argument is a path, ``has_structure`` if it takes structured records, and needs all items of their header.
+    argument is a path. ``has_structure`` is true if it accepts structured records, and needs all items of their header.
     """
 
     name: str

@@ -26,7 +26,11 @@ __all__ = ["BatchFormatter", "TextSink", "byte_sink", "refuse_binary", "write_pa
 
 
 class Written(NamedTuple):
-    """The number of parts written completely, the bytes written of the next one, and the problem, if any."""
+    """
+    The result of writing parts: the number of those written completely, and the number of bytes of the next part.
+
+    ``problem`` is the error that ended the writing, None if all was written.
+    """
 
     parts: int
     extra: int
@@ -34,7 +38,7 @@ class Written(NamedTuple):
 
 
 def write_parts(descriptor: int, parts: Sequence[bytes], patience: float) -> Written:
-    """Write parts to a nonblocking descriptor; it is a problem if nothing can be written for ``patience`` seconds."""
+    """Write parts to a nonblocking descriptor; give up if no byte is accepted for ``patience`` seconds."""
     data = memoryview(b"".join(parts))
     written = 0
     while written < len(data):
@@ -116,7 +120,7 @@ class BatchFormatter:
         return strings
 
     def heading(self, source: RecordSource) -> str:
-        """Return the text before all records, without its line end, or an empty string."""
+        """Return the text to print before all records, without its line end; an empty string if there is none."""
         return self._formatters[source.number].heading
 
     def _text_of(self, found: Formatter, record: bytes, place: Place, source: RecordSource) -> str:
@@ -154,7 +158,7 @@ class Outlet(Protocol[_Part_contra]):
     """
 
     def write(self, parts: Sequence[_Part_contra], /) -> None:
-        """Write records, each a part; ``SinkError.taken`` is the number of written ones."""
+        """Write records, each a part; ``SinkError.taken`` is the number of parts written completely."""
 
     def flush(self) -> None:
         """Make written records visible."""

@@ -1,9 +1,9 @@
 """
-Conversion of records to Arrow tables, column by column: common values are repeated, others copied as bytes.
+Conversion of records to Arrow tables, column by column: a value that all rows share is repeated, others are copied.
 
 The headers of adjacent records are packed first. Data are copied as bytes if a template has its fields at fixed
-offsets, and are walked part by part if it consists of strings and numbers only. All other data are decoded record by
-record.
+offsets. If a template consists of strings and numbers only, it is processed part by part, each part for all records.
+All other data are decoded record by record.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def clean(strings: Iterable[str | None]) -> list[str | None]:
 
 
 def sparse(values: Mapping[int, int], count: int) -> pa.Array:
-    """Return a column from the few values that are not null."""
+    """Return a column of ``count`` rows from its few values that are not null, keyed by row."""
     import pyarrow as pa
 
     parts, end = [], 0

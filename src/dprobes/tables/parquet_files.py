@@ -44,7 +44,7 @@ _OPEN_MAX = 64
 
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Lock a directory against processes that add files, or remove a trace file whose records are in them."""
+    """Lock a directory, so that no other process adds files, or removes a trace file whose records are in them."""
     file = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -60,7 +60,7 @@ def files_of(directory: Path) -> list[Path]:
 
 def convert(trace: Path, directory: Path, stamp: str) -> None:
     """
-    Convert the records of a trace file to Parquet files, and remove it.
+    Convert the records of a trace file to Parquet files, and remove the trace file.
 
     Raise OSError, or ``FormatError`` at damage; the directory is unchanged then.
     """
@@ -95,7 +95,7 @@ def write_tables(
     Write the records of a trace file as temporary Parquet files, and return their paths.
 
     Files that are not ``lasting`` are written faster. ``on_lost`` is called for lost records that no table row counts,
-    and ``on_damage`` for skipped bytes; without it, damage is an error.
+    and ``on_damage`` for skipped bytes; without ``on_damage``, damage raises ``FormatError``.
     """
     writers = _Writers(directory, stamp, lasting=lasting)
     reader = TraceReader(trace, on_damage)

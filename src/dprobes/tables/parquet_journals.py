@@ -37,7 +37,7 @@ _TEMPORARIES = "program=*/major=*/minor=*/.part-*.parquet.tmp"
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """A locked journal; the lock is held by ``lock``, an open file, and by processes that inherit it."""
+    """A locked journal. The open file ``lock`` holds the lock, also in processes that inherit the file."""
 
     directory: Path
     stamp: str
@@ -142,7 +142,7 @@ def start_converter(journals: Sequence[Journal]) -> subprocess.Popen[str]:
 
 
 def _main(words: Sequence[str]) -> int:
-    """Convert journals that another process has locked."""
+    """Convert journals that another process has locked, and return the exit status."""
     from pathlib import Path
 
     problems = []

@@ -1,8 +1,8 @@
 """
 A directory of Parquet files (``table_schema``), for databases and data frames.
 
-A Parquet file is unreadable until it is complete, and efficient only if it is large. So records are immediately written
-to a journal, a trace file, and survive if the process is killed. When the journal is old or large enough, another
+A Parquet file is unreadable until it is complete, and efficient only if it is large. Records are therefore written to a
+journal, a trace file, at once, and survive if the process is killed. When the journal is old or large enough, another
 process converts it to Parquet files, which appear atomically.
 """
 
@@ -48,7 +48,11 @@ def open(argument: str, options: SinkOptions) -> Sink:  # noqa: A001, ARG001 - t
 
 
 class ParquetSink:
-    """A sink that writes records to a journal and has it converted; records in the journal count as taken."""
+    """
+    A sink that writes records to a journal, which another process converts.
+
+    Records in the journal count as accepted.
+    """
 
     def __init__(self, directory: Path, seconds_max: float = SECONDS_MAX) -> None:
         self._directory = directory

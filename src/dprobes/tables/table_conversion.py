@@ -176,7 +176,7 @@ class _Program:
         self._waiting_offset = block.wall_offset
 
     def add_rows(self, block: RecordBlock, lost: int) -> int:
-        """Add adjacent records; return their number."""
+        """Add the records of a block, of any flag words; return their number."""
         self._convert()
         try:
             groups = list(_ragged_groups(block))

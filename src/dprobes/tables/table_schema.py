@@ -1,9 +1,9 @@
 """
 The tables of records: their columns with types, and the directories of their files.
 
-There is one table for each program, major and minor code. All have ``HEADER_COLUMNS``; one with a template additionally
-has a column for each of its fields, for the names of their addresses, ``PROBLEMS`` and ``REST``, one without has
-``ITEMS``. Directories have Hive's names, so that readers get program, major and minor code from a file's path.
+There is one table for each program, major and minor code. All have ``HEADER_COLUMNS``. A table with a template also has
+a column for each field and for the names of its addresses, ``PROBLEMS`` and ``REST``; a table without a template has
+``ITEMS``. The directories are named as in Hive, so that readers get program, major and minor code from a file's path.
 """
 
 from __future__ import annotations

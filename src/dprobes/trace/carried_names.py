@@ -55,11 +55,19 @@ class NameRegister:
         self._functions: dict[tuple[int, int], int] = {}
 
     def telling(self, found: Sequence[LocatedCode]) -> Callable[[bool], dict[str, Any] | None] | None:
-        """Return the callback for ``TraceFileWriter.append`` with these addresses' names; None if there are none."""
+        """
+        Return the callback ``names`` of ``TraceFileWriter.append`` for these addresses.
+
+        Return None if ``found`` is empty.
+        """
         return partial(self._body, found) if found else None
 
     def _body(self, found: Sequence[LocatedCode], has_names: bool) -> dict[str, Any] | None:
-        """Return the body of a NAMES frame with names that are new to the file; None if there are none."""
+        """
+        Return the body of a NAMES frame with names that are new to the file; None if there are none.
+
+        ``has_names`` is False if the file lacks the names that were returned before.
+        """
         if not has_names:
             self._modules.clear()
             self._mappings.clear()
@@ -113,7 +121,7 @@ class CarriedNames:
         return any(len(images) > 1 for images in self._images.values())
 
     def code_at(self, address: int) -> list[tuple[int, int]]:
-        """Return a process id and ``since`` for each place of a module that is mapped at ``address`` in a process."""
+        """Return a process id and ``since`` for each mapping at ``address``; names of the kernel are not included."""
         found: dict[tuple[Any, int], tuple[int, int]] = {}
         for pid, images in self._images.items():
             for since, image in images.items():
@@ -148,7 +156,11 @@ class CarriedNames:
         return self._size <= _KNOWN_MAX
 
     def name_of(self, address: int, pid: int | None, time: int | None) -> CodeName | None:
-        """Return the name of an address in process ``pid`` (None: kernel) at ``time`` (None: any); None if unknown."""
+        """
+        Return the name of an address in process ``pid`` (None: the kernel) at ``time``; None if it is unknown.
+
+        ``time`` is CLOCK_MONOTONIC in nanoseconds; None means any time.
+        """
         images = self._images.get(pid)
         if images is None:
             return None

@@ -34,7 +34,7 @@ _PIECE = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Sound:
-    """The size of the intact part of a trace file, and the file's part number in its trace."""
+    """The intact part of a trace file: its size in bytes, and the file's part number in its trace."""
 
     end: int
     part: int
@@ -42,9 +42,9 @@ class Sound:
 
 def sound_part(file: int, name: str) -> Sound:
     """
-    Return the part of a trace file that can be kept; the rest is a torn end.
+    Return the intact part of a trace file; the rest is a torn end.
 
-    A torn end is the beginning of a frame, which a killed writer leaves, or what a power failure leaves: zeros, or a
+    A torn end is the beginning of a frame, which a killed writer leaves, or the result of a power failure: zeros, or a
     last frame with a wrong check sum. Raise ``SinkError`` for any other contents, so that valuable data is not lost.
     """
     frames = FrameSplitter()

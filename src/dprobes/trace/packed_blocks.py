@@ -108,9 +108,9 @@ def split_mixed(body: bytes) -> tuple[int, int, RecordTable]:
 
 def _split_part(body: bytes, at: int, room: int) -> tuple[PackedRows, int]:
     """
-    Return the records of one shape that begin at offset ``at``, and their end; raise ``ValueError`` if invalid.
+    Return the records of one shape that begin at offset ``at``, and the offset of their end.
 
-    ``room`` is the maximum size of their rows in bytes.
+    ``room`` is the maximum size of their rows in bytes. Raise ``ValueError`` if they are invalid.
     """
     if at + _PART_HEAD.size > len(body):
         raise ValueError(_WRONG_SIZE)
@@ -138,7 +138,7 @@ def _split_part(body: bytes, at: int, room: int) -> tuple[PackedRows, int]:
 @dataclass(frozen=True, slots=True)
 class TableBlock:
     """
-    A table of records of one program; ``written`` and ``position`` are those of the frame.
+    A table of records of one program; ``written`` and ``position`` are the time of writing and the offset of the frame.
 
     Iteration yields the records one by one; ``record_columns`` processes them together.
     """
@@ -198,7 +198,7 @@ def size_of(records: Sequence[tuple[int, bytes]]) -> int:
 
 
 def joined(several: Iterable[Sequence[tuple[int, bytes]]]) -> Iterator[Sequence[tuple[int, bytes]]]:
-    """Join adjacent sequences of records that can be packed; yield the others unchanged."""
+    """Iterate over the sequences of records; adjacent ones that can be packed are joined."""
     waiting: list[RecordTable] = []
     for each in _lists_joined(several):
         table = _table_of(each)

@@ -1,9 +1,9 @@
 """
 Columns of the items of many records.
 
-A block of records is cut into ``BlockRows``: records whose flag words are the same. For a table these are its parts.
-An item has the same offset in all of them, or in adjacent records the same distance from their data. Reading one item
-of all records costs a small part of what decoding them does.
+A block of records is cut into ``BlockRows``: records whose flag words are the same. For a table these are its parts. In
+all rows an item has the same offset; in records that are stored one after the other it has the same distance from their
+data. Reading one item of all records is much faster than decoding the records.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ class BlockRows:
 
     def column(self, name: str) -> Column | Strings | None:
         """
-        Return a column, with unprintable characters escaped; None if no record has it.
+        Return the column of an item, with unprintable characters escaped; None if no record has it.
 
-        Raise ``FormatError`` if a record is too short for it.
+        Raise ``FormatError`` if a record is too short for the item.
         """
         if name not in self._columns:
             self._columns[name] = self._make(name)

@@ -160,7 +160,7 @@ class FrameJoints:
     positions: Sequence[int]
 
     def frame_at(self, at: int) -> int:
-        """Return the index of the frame that contains the record whose head is at ``at``."""
+        """Return the index of the frame that contains the record whose head is at byte ``at`` of the joined frames."""
         return bisect_right(self.starts, at) - 1
 
 
@@ -198,7 +198,7 @@ class RecordBlock:
         return self.written if self.joints is None else self.joints.written[self.joints.frame_at(at)]
 
     def position_at(self, at: int) -> int:
-        """Return the position of the frame of the record whose head is at ``at``."""
+        """Return the file offset of the frame of the record whose head is at ``at``."""
         return self.position if self.joints is None else self.joints.positions[self.joints.frame_at(at)]
 
     def bounds(self, at: int) -> tuple[int, int, int]:

@@ -1,13 +1,13 @@
 """
-Filters of records, which select the records that a user wants to see. ``filters.filter_language`` has the language.
+Filters of records in trace files. ``filters.filter_language`` has the language.
 
 A filter is compiled into functions of ``record_columns.BlockRows``, so that it processes many records at once, and
 reads only the items that it names. A comparison with an item that a record lacks is false, also with ``!=`` and ``not
 in``.
 
-The type of an item is known, so a wrong comparison is an error. The type of a field of the data (of a template, a
-handler, or ``word0``) is known only with the records, so there the other operand decides: a number is compared with
-numbers, a string with strings, and a comparison with a value of the other type is false.
+The type of an item is known, so a comparison with a value of another type is an error. The type of a field of the data
+(of a template, a handler, or ``word0``) is known only with the records. The other operand decides there: a number is
+compared with numbers, a string with strings, and a comparison with a value of the other type is false.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def program_filter(name: str) -> RowFilter:
 
 def time_filter(since: int | None, until: int | None) -> RowFilter:
     """
-    Return a filter for records from ``since`` up to, but not including, ``until``; None stands for no limit.
+    Return a filter for records from ``since`` up to, but not including, ``until``; None means no limit.
 
     Both are wall-clock times in nanoseconds since 1970. A record without a time is selected by its time of writing.
     """

@@ -168,7 +168,7 @@ def _checksum_of_head(size: int, kind: int) -> int:
 
 
 def _is_filled(data: bytearray, at: int, end: int) -> bool:
-    """Return whether the records from ``at`` on end exactly at the end of their frame."""
+    """Return whether the records from byte ``at`` on end exactly at ``end``, the end of their frame."""
     while at + RECORD_HEAD.size <= end:
         at += RECORD_HEAD.size + RECORD_HEAD.unpack_from(data, at)[1]
     return at == end
@@ -284,7 +284,7 @@ class FrameSplitter:
         """
         Return the offset in the buffer of the next intact frame; None if there is none.
 
-        Try first where the damaged frame ends according to its head: its records may contain frames of other files.
+        Try the end of the damaged frame according to its head first: its records may contain frames of other files.
         """
         head = self._bytes[self._at : self._at + FRAME_HEAD.size].ljust(FRAME_HEAD.size)
         size, _, mark, _ = FRAME_HEAD.unpack(head)
@@ -321,7 +321,11 @@ class FrameSplitter:
 
 
 def torn_head(data: bytes, size: int) -> int | None:
-    """Return the kind of the frame that begins in the last ``size`` bytes of a file and is cut off; else None."""
+    """
+    Return the kind of the frame that begins in the last ``size`` bytes of a file and is incomplete.
+
+    Return None if no frame begins there.
+    """
     if len(data) < FRAME_HEAD.size:
         return None
     body, kind, mark, _ = FRAME_HEAD.unpack_from(data)

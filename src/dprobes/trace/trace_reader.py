@@ -137,7 +137,7 @@ class TraceParser:
             self._on_damage(Damage(self.name, offset, size, problem))
 
     def _pull_small(self) -> RecordBlock | None:
-        """Return the records of the next small frames; None if there is none."""
+        """Return the records of the next small RECORDS frames; None if other frames follow."""
         inner = self._inner
         small = (self._frames if inner is None else inner).pull_small(self._programs)
         if small is None:
@@ -161,7 +161,11 @@ class TraceParser:
         return frame
 
     def _pull_inner(self, inner: FrameSplitter) -> Frame | None:
-        """Return the next frame in a COMPRESSED frame, None after the last; errors have the position of the latter."""
+        """
+        Return the next frame in a COMPRESSED frame, None after the last.
+
+        Errors have the position of the COMPRESSED frame.
+        """
         outer = self._outer_position
         try:
             frame = inner.pull()
@@ -358,7 +362,7 @@ class TraceReader:
 
     @property
     def part(self) -> int:
-        """The part number of the trace in the file's first HEADER, 0 if it is unreadable; the file must be seekable."""
+        """The part number in the file's first HEADER, 0 if that is unreadable; the file must be seekable."""
         frames = FrameSplitter()
         with contextlib.suppress(OSError, FormatError, ValueError):
             frames.push(os.pread(self._file.fileno(), _PIECE, 0))

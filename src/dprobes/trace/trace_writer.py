@@ -108,7 +108,7 @@ _FRAME_BYTES = 1 << 20
 
 _KEPT_BYTES = 256 << 10
 _KEPT_NANOSECONDS = 1_000_000_000
-"""Limits in bytes and nanoseconds of the frames that are buffered to be compressed together."""
+"""Limits of the frames that are buffered to be compressed together: their bytes, and nanoseconds."""
 _SMALL_BYTES = 512
 """Minimum total size in bytes of frames that are compressed."""
 _COMPRESSED_BYTES = 4 << 20
@@ -157,7 +157,7 @@ class TraceFileWriter:
         self._batch = _Batch()
         self._held: list[Sequence[tuple[int, bytes]]] = []
         self._held_of = self._held_bytes = 0
-        """Buffered records that are not in frames yet, their program, and their approximate size in bytes."""
+        """Buffered records that are not in frames yet; then their program, and their approximate size in bytes."""
         self._has_head = False
         self._has_names = False
         self._clock = WallClock()
@@ -283,7 +283,7 @@ class TraceFileWriter:
         return self.flush()
 
     def lose(self, program: int, count: int) -> None:
-        """Note that ``count`` records are missing at this place."""
+        """Count ``count`` records as lost at this place of the file."""
         self._programs[program].lost += count
         self._programs[program].given += count
 
@@ -423,7 +423,7 @@ class TraceFileWriter:
     # The file
 
     def _begin_file(self) -> bool:
-        """Write the HEADER, after which programs have to be announced again."""
+        """Write the HEADER; all programs have to be announced again after it. Return whether writing succeeded."""
         offset = self._clock.look()
         head = json_frame(
             FrameKind.HEADER,

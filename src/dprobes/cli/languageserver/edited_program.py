@@ -94,7 +94,7 @@ def _resolve(program: Program, found: dict[Diagnostic, None]) -> None:
 
 
 def word_at(text: str, offset: int) -> tuple[int, int]:
-    """Return start and end of the word at an offset; they are equal if there is none."""
+    """Return the start and end offsets of the word at an offset; they are equal if there is no word."""
     line = text.rfind("\n", 0, offset) + 1
     for match in _WORD.finditer(text, line):
         if match.start() > offset:
@@ -118,8 +118,8 @@ class Position:
     """
     A position in DProbes C.
 
-    ``head`` is the text before the enclosing block, that is places and conditions, or before the position if there is
-    none. ``is_text`` is true within a comment or a string.
+    ``head`` is the text of the places and conditions before the enclosing block; outside of blocks, the text before the
+    position. ``is_text`` is true within a comment or a string.
     """
 
     head: str

@@ -31,7 +31,12 @@ _LINE_END = re.compile(r"[ \t]*(?:\n|\Z)")
 
 @dataclass(frozen=True, slots=True)
 class MemberAccess:
-    """An access to a member, whose name ``word`` may be incomplete; ``start`` to ``end`` follows the structure."""
+    """
+    An access to a member.
+
+    ``word`` is its name, possibly incomplete. ``start`` and ``end`` are the offsets of the text after the structure's
+    expression.
+    """
 
     start: int
     end: int
@@ -49,7 +54,11 @@ def access_at(text: str, offset: int) -> MemberAccess | None:
 
 
 def members_of(name: str, text: str, access: MemberAccess) -> Iterator[tuple[str, str]]:
-    """Yield the members of the structure with their types; none if the surrounding text does not compile."""
+    """
+    Iterate over the names of a structure's members with their types.
+
+    There are none if the surrounding text does not compile.
+    """
     # Without the incomplete access, the text compiles and yields a type for the preceding expression.
     end = ";" if _LINE_END.match(text, access.end) is not None else ""
     analysis = analyse(name, text[: access.start] + end + text[access.end :])
@@ -60,7 +69,11 @@ def members_of(name: str, text: str, access: MemberAccess) -> Iterator[tuple[str
 
 
 def _record_before(analysis: Analysis, text: str, end: int) -> Record | None:
-    """Return the structure, or the target of a pointer, of the expression that ends at ``end``; None without one."""
+    """
+    Return the structure that is the type of the expression that ends at ``end``, or to which it points.
+
+    Return None if the expression has another type.
+    """
     opening = 0
     while text[end - 1 : end] == ")":
         opening = max(opening, _opening_of(text, end - 1))
@@ -145,7 +158,7 @@ class Completion:
 
 
 def completions_at(name: str, text: str, offset: int) -> list[Completion]:
-    """Return the completions at an offset of a program; this raises no errors."""
+    """Return the completions at an offset of a program; an empty list after errors, which are not raised."""
     with contextlib.suppress(DprobesError, OSError):
         found = _in_c(name, text, offset) if is_c(name) else _in_rpn(text, offset)
         return list(islice(found, _MAX))

@@ -1,4 +1,4 @@
-"""Explanations of a position: names of the language; for a probe its RPN code and the cost of a hit."""
+"""Explanations of a position: names of the language, types, and for a probe its RPN code and the cost of a hit."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def explain(analysis: Analysis, offset: int) -> Explanation | None:
 
 
 def _declaration(name: str, text: str, offset: int) -> str:
-    """Return the line that defines the name at an offset."""
+    """Return the line that defines the name at an offset, in Markdown; an empty string if there is no definition."""
     found = definition_of(name, text, offset)
     if found is None:
         return ""

@@ -157,7 +157,7 @@ def _uri(document: TextDocument, analysis: Analysis, note: Note) -> str:
 
 
 def _place(document: TextDocument, analysis: Analysis, span: Span | None) -> types.Range:
-    """Return the range of a span; one in an included file is shown at the beginning."""
+    """Return the range of a span; a span in an included file is shown at the beginning of the document."""
     if span is None or span.file is not analysis.source:
         return _range(document, 0, 0)
     return _range(document, span.start, max(span.end, span.start + 1))

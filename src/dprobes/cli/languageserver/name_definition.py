@@ -24,7 +24,7 @@ _TYPE = r"(?:static|global|percpu|thread|extern|typedef|struct|union|enum|const|
 
 
 class Definition(NamedTuple):
-    """The place of a definition in a text."""
+    """The start and end offsets of a definition in a source text."""
 
     start: int
     end: int
@@ -85,9 +85,10 @@ _DEPTH_MAX = 16
 
 def entries_known_at(text: str, head: str) -> Iterator[Entry]:
     """
-    Yield the parameters and variables of a function, then those of its file: entries that have a name.
+    Iterate over the parameters and variables of a function, then those of its source file: entries with a name.
 
-    The function is that of the first place of ``head``, the text before a block; other kinds of places yield nothing.
+    The function is that of the first place of ``head``, the text before a block; for other kinds of places there are
+    none.
     """
     point = _POINT.match(head.strip())
     if point is None:

@@ -1,11 +1,13 @@
 """
 ``--count``, ``--hist`` and ``--sum`` at the hit: a program whose handlers tally the values instead of logging them.
 
-That is possible for handlers of which every run produces one record. A field must be a header item that an instruction
-can push, or a word that one ``log`` takes from the stack. The position of a field is determined by reading it from
-records of random words. A sum of unsigned numbers has one more key, the sign bit of the number: so the exact sum
-follows from the table's sum of signed words. The final contents of tables are counted like records with the same
-contents, so that the results are the same. A hit whose probed instruction faults counts, as with every table.
+This is possible for handlers of which every run produces one record. A field must be a header item that an instruction
+can push, or a word that one ``log`` pops from the stack. The position of a field is determined by reading it from
+records of random words.
+
+A sum of unsigned numbers has one more key, the sign bit of the number: the exact sum follows from the table's sum of
+signed words. The final contents of tables are counted like records with the same contents, so the results are the same.
+A hit whose probed instruction faults counts, as with every table.
 """
 
 from __future__ import annotations
@@ -192,7 +194,7 @@ _WORDS_MAX = 64
 
 
 class NotAtTheHitError(Exception):
-    """The reason, as a clause, why records must be transferred."""
+    """Records must be transferred; the message is the reason, as a clause."""
 
 
 class _Word(NamedTuple):
@@ -221,10 +223,10 @@ _KINDS = {_What.HIST: TableKind.HIST, _What.SUM: TableKind.STATS}
 @dataclass(frozen=True, slots=True)
 class _Tally:
     """
-    One table of one definition, for option number ``view`` of a kind.
+    The table of one definition for the option with index ``view`` among those of its kind.
 
     The handler logs ``words`` words. ``keys`` are the sources of the fields that vary, in the order of the table's
-    keys; ``value`` is that of the number, None if records have none. With ``has_sign`` there is one more key.
+    keys; ``value`` is the source of the number, None if records have none. With ``has_sign`` there is one more key.
     """
 
     definition: int

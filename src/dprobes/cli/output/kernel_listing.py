@@ -28,10 +28,10 @@ _BEFORE, _AFTER = 3, 6
 
 def kernel_module(name: str) -> tuple[RunningKernel, str] | None:
     """
-    Return the kernel and the module for a name, "" for the kernel itself; None if the name is neither.
+    Return the kernel and the name of one of its modules, "" for the kernel itself; None if ``name`` is neither.
 
-    For the file of a module that is not loaded, the kernel object is read from that file. Raise ``TargetError`` for a
-    file that cannot be read.
+    If the module is not loaded, the kernel is the object in the module's file. Raise ``TargetError`` for a file that
+    cannot be read.
     """
     kernel = RunningKernel()
     if name in KERNEL_NAMES:

@@ -59,7 +59,7 @@ class PlaceCost(NamedTuple):
 
 
 def costs_at(module: Module, instructions: Sequence[DecodedInstruction]) -> Iterator[PlaceCost]:
-    """Yield the cost of a hit at each of some instructions of a module."""
+    """Iterate over the costs of a hit at some instructions of a module, in their order."""
     from dprobes.engines.engine_registry import rows
 
     notes = {row.name: found for row in rows() if (found := list(row.notes_on(module, instructions)))}
@@ -89,7 +89,7 @@ class LinesOfSource(NamedTuple):
 
 
 def split_lines(place: str) -> LinesOfSource | None:
-    """Split ``MODULE:FILE:LINE`` or ``MODULE:FILE:LINE-LINE``; return None for other forms."""
+    """Return the parts of ``MODULE:FILE:LINE`` or ``MODULE:FILE:LINE-LINE``; None for other forms."""
     from dprobes.dpc.modules.debug_places import SOURCE_LINES
 
     module, _, text = place.partition(":")
@@ -219,7 +219,11 @@ KERNEL_HEADER = ("function", "a hit at its start")
 
 
 def module_rows(pid: int, pattern: str) -> list[tuple[str, ...]]:
-    """Return the files whose code a process maps, with the names for ``name =``; raise ``TargetError``."""
+    """
+    Return the files whose code a process maps and that match ``pattern``, each with its name for ``name =``.
+
+    Raise ``TargetError`` if none matches.
+    """
     from dprobes.target.elf.elf_file import ElfFile
     from dprobes.target.module_lookup import module_name, root_of
 

@@ -30,10 +30,10 @@ __all__ = ["Outputs"]
 
 class Outputs:
     """
-    The outputs in the options of a run; the constructor raises ``SinkError`` if one cannot be opened.
+    The outputs that the options of a run name; the constructor raises ``SinkError`` if one cannot be opened.
 
-    Standard output and the file of ``-o`` are written synchronously: their reader sets the pace, and nothing is lost.
-    Log targets have threads of their own. ``views`` consume the records instead of standard output.
+    Standard output and the file of ``-o`` are written synchronously: the run waits for their reader, and no record is
+    lost. Log targets have threads of their own. ``views`` consume the records instead of standard output.
     """
 
     def __init__(
@@ -110,9 +110,9 @@ class Outputs:
 
     def write(self, probes: Sequence[Probepoint], records: Sequence[tuple[int, bytes]]) -> int:
         """
-        Write records, and return how many of the last ones are lost because standard output or the file has failed.
+        Write records; return the number of the last ones that are lost because standard output or the file has failed.
 
-        ``probes`` are the current ones of the session.
+        ``probes`` are the current probepoints of the session.
         """
         places = self._places
         if len(probes) > len(places):
@@ -150,7 +150,7 @@ class Outputs:
 
     def flush(self, *, is_last: bool = False) -> int:
         """
-        Flush written records, and return how many of the last ones are lost, like ``write``.
+        Flush written records; return the number of the last ones that are lost, as ``write`` does.
 
         With ``is_last`` nothing may remain buffered.
         """

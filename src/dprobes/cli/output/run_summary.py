@@ -168,7 +168,7 @@ def _cut(lines: Sequence[_Line], rows: int) -> list[_Line]:
 
 
 def _left_out_rows(lines: Sequence[_Line], shown: Sequence[_Line]) -> Iterator[str]:
-    """Yield lines about the rows that the table lacks."""
+    """Iterate over lines about the rows that the table omits."""
     hits = sum(count.hits for _, _, count in lines) - sum(count.hits for _, _, count in shown)
     idle = sum(not count.hits for _, _, count in lines) - sum(not count.hits for _, _, count in shown)
     if busy := len(lines) - len(shown) - idle:
@@ -377,7 +377,7 @@ def advice_on_unreached(probes: Sequence[Probepoint], scope: Scope, mapped: Mapp
 
 
 def _on_command(paths: Sequence[str], command: Sequence[str]) -> str | None:
-    """Return a clause about the file that a command executes, if that is not the probed one; else None."""
+    """Return a clause about the file that a command executes, if it is not a probed one; None if it is."""
     if not command:
         return None
     from dprobes.target.module_lookup import executable_of

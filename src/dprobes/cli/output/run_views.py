@@ -149,7 +149,7 @@ class TableOutput:
 
 
 def short_time(contents: Sequence[TableContents], most: int, viewed: Sequence[int] = ()) -> int | None:
-    """Return the shortest time in tables and of those ``viewed``; None if it exceeds ``most`` nanoseconds."""
+    """Return the shortest time in tables and of those ``viewed``, in nanoseconds; None if it exceeds ``most``."""
     found = [*viewed]
     for each in contents:
         if each.table.unit is not Unit.NANOSECONDS or each.table.kind is TableKind.SUM:
@@ -183,7 +183,7 @@ def lines_of(
 
 
 class Views:
-    """The requested views: ``sinks`` are to get the records, with ``items`` in their headers."""
+    """The requested views; ``sinks`` consume the records, which must have ``items`` in their headers."""
 
     def __init__(
         self,
@@ -253,7 +253,7 @@ class Views:
 
     def at_the_hit(self, program: Program, source: RecordSource, *, carries: bool, verbose: bool) -> Program:
         """
-        Return a program that tallies at the hit, or the same program if records are needed.
+        Return a program that tallies at the hit; if records are needed, return ``program`` unchanged.
 
         ``carries`` is true if records have other consumers; with ``verbose`` a note reports the choice.
         """

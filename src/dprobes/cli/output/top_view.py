@@ -94,7 +94,11 @@ class TopView:
     # The table
 
     def rows(self, program: Program, session: Attachment) -> list[Row]:
-        """Return a row for each place that was hit, the busiest first; if there are few, also for the other places."""
+        """
+        Return a row for each place that was hit, the most frequent first.
+
+        If there are few rows, the other places have rows as well.
+        """
         with self._lock:
             latest = list(self._last.items())
         last = {

@@ -49,7 +49,11 @@ _CONSOLE = "console"
 _FOR_PROGRAMS = ("json", "csv", "binary")
 
 _GDB = ("gdb", "-q", "-p", "%p", "-ex", "handle SIGSTOP nostop noprint nopass")
-"""The debugger at a terminal. Attaching to a stopped process makes the kernel report the stop once more later."""
+"""
+The debugger at a terminal.
+
+SIGSTOP is ignored there: when a debugger attaches to a stopped process, the kernel reports the stop once more later.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +128,7 @@ def run_line(given: RunOptions) -> int:
 
 
 class _LineFace(run_steps.Face[int]):
-    """The callbacks for a command line; ``stack`` cleans up at its end."""
+    """The steps of a run for a command line; ``stack`` closes what they open."""
 
     def __init__(self, given: RunOptions, progress: Progress, stack: contextlib.ExitStack) -> None:
         self._given = given
@@ -337,7 +341,7 @@ class _LineFace(run_steps.Face[int]):
 
     @property
     def _json(self) -> tuple[bool, bool]:
-        """True if tables are JSON, and True if they go to standard error because records occupy standard output."""
+        """Two flags: tables are JSON; they go to standard error because records occupy standard output."""
         as_json = self._given.format_name == "json"
         return as_json, not as_json and _is_for_programs(self._given)
 
@@ -385,7 +389,7 @@ def _stacks_of(target: str | None, weight: str | None, baseline: Path | None) ->
 
 
 def _debugger(command_line: str | None) -> tuple[str, ...] | None:
-    """Return the words of the debugger's command, None if a process is to be left stopped."""
+    """Return the words of the debugger's command; None if a process is to be left stopped instead."""
     if command_line is None:
         return _GDB if os.isatty(0) and os.isatty(1) else None
     words = words_of(command_line, "debugger's command")

@@ -46,10 +46,10 @@ _HELD_MAX = 1 << 17
 
 class _Time:
     """
-    The maximum duration of a run in seconds, or None, counted from the insertion of its probepoints.
+    The maximum duration of a run in seconds, None for no limit, counted from the insertion of its probepoints.
 
-    A command is probed as it maps files, after its start: so the duration begins with the first inserted probepoint, if
-    that exists within ``_BEGINNING`` seconds.
+    A command is probed as it maps files, after its start. The duration therefore begins with the first inserted
+    probepoint, if that exists within ``_BEGINNING`` seconds.
     """
 
     def __init__(self, duration: float | None, attachment: Attachment, *, is_command: bool) -> None:
@@ -121,9 +121,9 @@ class Run:
     """
     A program's attachment that is followed to its end, or for ``duration`` seconds.
 
-    ``outputs`` take the records; ``progress`` shows slow operations before the first and after the last record;
-    ``summary`` has the options of the table at the end. With ``exit_status`` the run has the exit status
-    of the command. Hits that ``filters`` refuse produce no records, as is reported at the end.
+    ``outputs`` write the records; ``progress`` shows slow operations before the first and after the last record;
+    ``summary`` has the options of the table at the end. With ``exit_status`` the run has the exit status of the
+    command. Hits that ``filters`` refuse produce no records, as is reported at the end.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class Run:
         self._may_end_itself = not scope.command and not any(
             instruction.row.syntax == "exit <code>" for code in program.bodies() for instruction in code.instructions
         )
-        """True if the run is over with its last probepoint: nothing else is in progress, such as a dump."""
+        """True if the run ends with its last probepoint, because no other work such as a core dump is in progress."""
         self._announces = not scope.command and scope.endpoint is None
         self._has_begun = False
         self._has_met_obstacle = False
@@ -176,7 +176,11 @@ class Run:
         self._ended_by: int | None = None
 
     def follow(self, early: EarlyInterrupt) -> Finished | None:
-        """Write records and messages until the run ends; return its end. ``early`` notes a Ctrl-C before this call."""
+        """
+        Write records and messages until the run ends; return its last event, None if the engine reported none.
+
+        ``early`` has recorded a Ctrl-C before this call.
+        """
         ending = [signal.SIGINT, signal.SIGTERM]
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup(1) sets it
             ending.append(signal.SIGHUP)
@@ -205,7 +209,11 @@ class Run:
         return self._time.is_over
 
     def await_beginning(self) -> None:
-        """Wait until everything in scope is probed, some seconds for a command's first probepoint, or until the end."""
+        """
+        Wait until all processes in scope are probed, a command's first probepoint is inserted, or the run has ended.
+
+        For the first probepoint, wait at most ``_BEGINNING`` seconds.
+        """
         self._time.await_beginning()
 
     def end_command(self, finished: Finished | None) -> Finished | None:
@@ -286,7 +294,7 @@ class Run:
             self._unflushed_count = 0
 
     def _note(self, lost: int) -> None:
-        """Count ``lost`` of the last records as not written; the first time, end the run."""
+        """Count the last ``lost`` records as not written; the first time, end the run."""
         for records in reversed(self._unflushed):
             if lost <= 0:
                 break

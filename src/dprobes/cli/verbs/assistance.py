@@ -75,7 +75,7 @@ def doctor_command(engine: str | None) -> int:
 
 
 def _behind(engine: str) -> list[Finding]:
-    """Return the findings about an endpoint; raise a usage error if nothing can be tried there."""
+    """Return the findings about the target of an endpoint; raise a usage error if no feature can be tried there."""
     from dprobes.engines.engine_registry import engine_row, named_engine, rows
 
     name, argument = named_engine(engine)
@@ -111,7 +111,7 @@ def _wrapped(text: str) -> list[str]:
 
 
 def _conclusion(findings: Sequence[Finding]) -> Iterator[str]:
-    """Yield what a user can do now, and the remedy that would add most."""
+    """Iterate over lines with the possible uses of dprobes now, and the remedy that would add most."""
     uses = [(finding.works, finding.use) for finding in findings if finding.use is not None]
     yield "what you can do now:" if any(works for works, _ in uses) else "no probe works here"
     for works, use in sorted(uses, key=lambda pair: -pair[1].gain):

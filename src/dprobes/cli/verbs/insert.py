@@ -83,7 +83,11 @@ insertion_options = with_options(
 
 
 def insertion_from(options: dict[str, Any], arguments: tuple[str, ...]) -> Vantage:
-    """Take the options of scope and engine out of ``options``; return the insertion's vantage. Raise usage errors."""
+    """
+    Remove the options of scope and engine from ``options``; return the insertion's vantage.
+
+    Raise a usage error for an invalid option.
+    """
     scope = scope_of(
         options.pop("command_line"),
         arguments,
@@ -179,7 +183,7 @@ def _printed_items(ppdf: bytes) -> Item:
 
 
 def _report(result: manager_messages.Insertion, *, as_json: bool, verbose: bool, program: str | None) -> int:
-    """Print what was inserted, before the optional ``program`` is executed; return the exit status."""
+    """Print the inserted program, before the optional ``program`` is executed; return the exit status."""
     inserted = result.program
     note_engine(inserted.engine, result.reason, verbose=verbose)
     probes = inserted.probepoints

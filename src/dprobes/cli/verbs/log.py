@@ -269,7 +269,7 @@ def _paths(files: Sequence[Path], *, follow: bool) -> list[Path]:
 
 
 def _followers(paths: Sequence[Path], on_damage: Callable[[Damage], None] | None) -> list[TraceFollower]:
-    """Return followers of the files; an older part that is named explicitly is not read by a second follower."""
+    """Return followers of the files; an older part that is named itself is not read by the follower of its trace."""
     return [TraceFollower(path, with_older=older_part(path) not in paths, on_damage=on_damage) for path in paths]
 
 
@@ -438,7 +438,7 @@ def _wait_for(is_there: Callable[[], bool]) -> None:
 
 
 def _nobody_reads() -> bool:
-    """Return whether standard output is a pipe without a reader; a write detects that only with the next record."""
+    """Return whether standard output is a pipe without a reader, which a write would report only at the next record."""
     poll = select.poll()
     poll.register(sys.stdout, 0)
     return any(events & (select.POLLERR | select.POLLNVAL) for _, events in poll.poll(0))

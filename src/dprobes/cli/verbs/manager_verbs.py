@@ -70,7 +70,11 @@ _COUNTS = ("hits", "records", "lost", "passed", "recursed", "missed", "skipped")
 _RARE = ("passed", "recursed", "missed", "skipped")
 """Counts that have no column if all are zero."""
 _MANY = 40
-"""Maximum number of a program's probepoints that are all listed; of more only those with hits or not active."""
+"""
+Maximum number of a program's probepoints that are all listed.
+
+Of more, only those with hits or not active are listed.
+"""
 
 
 @click.command("query")
@@ -293,7 +297,7 @@ def getvars_command(
 
 
 def _with_tables(result: ManagedVariables) -> dict[str, Any]:
-    """Return the answer with the rows of keyed tables as objects."""
+    """Return the reply with the rows of keyed tables as objects."""
     answer = dict(result.answer)
     programs = [dict(each) for each in answer.get("programs") or ()]
     for shown, program in zip(programs, result.programs, strict=True):
@@ -382,7 +386,7 @@ def _codes(text: str) -> tuple[int, int]:
 
 
 _PATIENCE = 10.0
-"""Seconds that the manager has to answer, and then to end by itself, before it is killed."""
+"""Seconds within which the manager must reply, and then exit by itself, before it is killed."""
 
 
 @click.command("stop")

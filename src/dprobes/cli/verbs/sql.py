@@ -29,7 +29,7 @@ __all__ = ["sql_command"]
 _EXPLAIN = re.compile(r"\s*explain\s+(analyze\s+)?(?P<query>.*)", re.IGNORECASE | re.DOTALL)
 
 _PATIENCE = 1.0
-"""Seconds to wait for the end of an interrupted query."""
+"""Seconds to wait until an interrupted query ends."""
 
 
 @click.command("sql")
@@ -75,7 +75,7 @@ def _warn_of_loss(program: str, count: int) -> None:
 
 def _interruptible(database: Database, answer: Callable[[], int]) -> int:
     """
-    Carry out a query in another thread, because Python handles no Ctrl-C in the middle of one.
+    Execute a query in another thread: Python cannot handle Ctrl-C while a query runs in the main thread.
 
     DuckDB does not end every query at once when it is interrupted; the wait is limited.
     """

@@ -1,4 +1,4 @@
-"""The templates that travel with a program, and a check of signed numbers that handlers log as whole registers."""
+"""The templates that are saved with a program, and a check of signed numbers that handlers log as whole registers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,11 @@ _NO_INTS = ("esp", "eip", "ebp", "eflags")
 
 
 def check_widths(templates: Templates, program: Program, diagnostics: Diagnostics) -> None:
-    """Warn of each ``%d`` for a whole register that may hold an int, whose upper half is no sign extension."""
+    """
+    Warn of each ``%d`` for a whole register that may contain an int variable.
+
+    The upper half of such a register need not be a sign extension.
+    """
     told = templates_in(derived_templates(program).get(_WORD, ""), program.major)
     for minor, derived in sorted(told.items()):
         written = templates.find(program.major, minor)
@@ -45,7 +49,7 @@ def check_widths(templates: Templates, program: Program, diagnostics: Diagnostic
 
 
 def _words(template: Template) -> Iterator[tuple[int, Placeholder, str]]:
-    """Iterate over the words at fixed offsets: offset, placeholder, and the text before it."""
+    """Iterate over the logged words at fixed offsets: byte offset, placeholder, and the text before it."""
     offset, text = 0, ""
     for part in (part for line in template.lines for part in line):
         match part:

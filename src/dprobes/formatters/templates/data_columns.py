@@ -35,7 +35,7 @@ class Step(NamedTuple):
     """
     The data of a template's part: a number of bytes (``size``), a string item, or a string up to its NUL.
 
-    ``field`` is the number of the resulting field, None if there is none. A string is truncated after ``cut`` bytes.
+    ``field`` is the index of the resulting field, None if there is none. A string is truncated after ``cut`` bytes.
     """
 
     kind: str
@@ -114,7 +114,7 @@ def _places(template: Template, word_size: int, item_size: Callable[[int], int |
 
 
 def fixed_layout(template: Template, word_size: int, byte_order: ByteOrder) -> struct.Struct | None:
-    """Return the structure of a template's data, whose values are its fields; None if the layout is not fixed."""
+    """Return the ``struct`` of a template's data, whose values are its fields; None if the layout is not fixed."""
     found = fixed_places(template, word_size)
     if found is None:
         return None
@@ -127,7 +127,11 @@ def fixed_layout(template: Template, word_size: int, byte_order: ByteOrder) -> s
 
 
 def _item_size(packed: PackedRows, at: int) -> int | None:
-    """Return the length of the strings at an offset of the data; None if it varies, or if they are not string items."""
+    """
+    Return the length in bytes of the strings at an offset of the data.
+
+    Return None if it varies between records, or if they are not string items.
+    """
     first = packed.shape.data + at
     if not packed.is_constant(first, ITEM_PREFIX_SIZE) or first + ITEM_PREFIX_SIZE > packed.row_size:
         return None
@@ -176,9 +180,9 @@ class RaggedData:
         self, steps: Sequence[Step], field: int, wanted: Sequence[int], find: Callable[[int], Any], *, is_whole: bool
     ) -> list[Any]:
         """
-        Return a field of the records ``wanted``, whose template has these steps.
+        Return the values of one field in the records ``wanted``, whose template has these steps.
 
-        ``find`` decodes it in a record with other contents; with ``is_whole`` also in one with more data.
+        ``find`` decodes the field of a record with other contents; with ``is_whole`` also of a record with more data.
         """
         number = next(n for n, step in enumerate(steps) if step.field == field)
         walked = steps if is_whole else steps[: number + 1]
@@ -190,7 +194,11 @@ class RaggedData:
         return [by_row[row] if row in by_row else find(row) for row in wanted]
 
     def fields(self, steps: Sequence[Step], wanted: Sequence[int]) -> list[list[Any]] | None:
-        """Return all fields of records, whose template has these steps; None if one has other contents."""
+        """
+        Return the values of all fields in the records ``wanted``, whose template has these steps.
+
+        Return None if a record has other contents.
+        """
         rows, places = self._walk(steps, wanted, is_whole=True)
         if len(rows) < len(wanted):
             return None

@@ -55,7 +55,7 @@ __all__ = [
 ]
 
 CUT_OFF = "the rest, which is longer"
-"""The problem of a truncated dump: its other bytes are ``odd``, so that they are the rest in formats with fields."""
+"""The problem of a truncated dump; the bytes that it omits are ``odd``, and the rest in formats with fields."""
 
 NO_ROOM = CUT
 """The problem of data that are not in the record because the log buffer had no room."""
@@ -70,8 +70,8 @@ class Taken(NamedTuple):
     """
     The data of one part of a template; a ``value`` of None is missing.
 
-    ``missing`` is the number of its bytes that are not in the data. ``odd`` are bytes of an item that do not form a
-    whole number. ``problem`` is the reason why there is no item.
+    ``missing`` is the number of its bytes that are not in the record. ``odd`` are bytes of an item that do not form a
+    whole number. ``problem`` is the reason why there is no item, or an empty string.
     """
 
     value: Value
@@ -85,7 +85,7 @@ _NO_ROOM = Taken(None, problem=NO_ROOM)
 
 @lru_cache(maxsize=4096)
 def data_parts(template: Template) -> tuple[Placeholder | Skip, ...]:
-    """Return the parts of a template that take data."""
+    """Return the parts of a template that consume data."""
     return tuple(part for line in template.lines for part in line if isinstance(part, (Placeholder, Skip)))
 
 
@@ -150,7 +150,7 @@ class _Reader:
         return 0 if self._ended else len(self._data) - self.position
 
     def _bytes(self, count: int) -> bytes:
-        """Take bytes, or none if fewer are left."""
+        """Consume and return ``count`` bytes; none if fewer are left."""
         if self._ended or self.position + count > len(self._data):
             self._ended = True
             return b""
@@ -178,7 +178,7 @@ class _Reader:
         return Taken(_text(self._data[start : self.position]))
 
     def _rest(self, *, only_items: bool) -> bytes:
-        """Take all remaining bytes, or the whole items at their beginning."""
+        """Consume and return all remaining bytes, or, with ``only_items``, the whole items at their start."""
         start = self.position
         while only_items and (end := self._item_end()) is not None:
             self.position = end
@@ -221,7 +221,7 @@ class _Reader:
         return self._numbers(part, head, body, missing)
 
     def _numbers(self, part: Placeholder, head: ItemHead, body: bytes, missing: int) -> Taken:
-        """Take a number, or all numbers of an item."""
+        """Return the number of an item, or all its numbers."""
         size = part.size or self._word_size
         signed = part.conversion.is_signed
         if not part.is_array:
@@ -234,7 +234,7 @@ class _Reader:
         return Taken(values, missing, body[end:])
 
     def _network(self, head: ItemHead, body: bytes, missing: int) -> Taken:
-        """Take an internet address, 4 or 16 bytes in network order, or a word whose bytes in memory were such."""
+        """Return an internet address: 4 or 16 bytes in network order, or a word that was loaded from such bytes."""
         if head.token is Token.STACK_COUNT and len(body) == self._word_size:
             body = body[:_IPV4] if self._order == "little" else body[-_IPV4:]
         if len(body) not in (_IPV4, _IPV6):
@@ -309,7 +309,7 @@ class CompiledTemplate(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def compiled_of(template: Template, word_size: int, byte_order: ByteOrder) -> CompiledTemplate | None:
-    """Return the fast path for a template, None if there is none."""
+    """Return the structure and the format string of a template; None if its placeholders are not all such numbers."""
     codes = "<" if byte_order == "little" else ">"
     lines = [_literal(template.desc)] if template.desc else []
     readable: list[tuple[int, int]] = []
@@ -457,7 +457,11 @@ def unique_name(name: str, taken: set[str], *, joint: str = "_", fold: Callable[
 
 
 def _name_in(before: str) -> str:
-    """Return the name at the end of a text: ``*(8+arg0)=`` yields ``at_8_arg0``; an empty string if there is none."""
+    """
+    Return the field name at the end of the text before a placeholder; an empty string if there is none.
+
+    ``*(8+arg0)=`` yields ``at_8_arg0``.
+    """
     if (expression := _EXPRESSION.search(before)) is not None:
         words = expression["what"].replace("*", " at ").replace("~", " not ").replace("-", " minus ")
         name = "_".join(re.findall(r"\w+", words))

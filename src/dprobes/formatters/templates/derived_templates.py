@@ -50,7 +50,7 @@ _ARCHITECTURES = {4: "i386", 8: "x86_64"}
 """Architectures by their word size, on which the number of cells of a value depends."""
 
 _SIGNED = "\0s"
-"""Mark after the name of a signed number, followed by its number of bits."""
+"""Mark after the name of a signed number; the number of its bits follows."""
 
 _BITS = {"b": 8, "w": 16, "d": 32, "n": 64}
 """The number of bits of a logged number, by its size in a template."""
@@ -89,7 +89,11 @@ _UNKNOWN = ("sx <label>", "callk", "callk <name>", "pop lp")
 
 
 def derived_templates(program: Program) -> dict[int, str]:
-    """Return the text of a template file by word size in bytes; none if there is no template."""
+    """
+    Return the text of a template file for each word size in bytes.
+
+    A word size whose records have no template is omitted.
+    """
     if sets_codes(program):
         return {}
     found = {size: _file_of(program, architecture(name)) for size, name in _ARCHITECTURES.items()}
@@ -105,7 +109,7 @@ _CONSTANT = re.compile(r"-?[0-9]+")
 
 
 class _UnknownError(Exception):
-    """An error: the logged data of a handler cannot be predicted."""
+    """The logged data of a handler cannot be predicted."""
 
 
 class _Way(NamedTuple):
@@ -160,7 +164,7 @@ class _Walk:
         return _joined(_with_names(ends.pop(), self._processor.word_size)) if len(ends) == 1 else None
 
     def _ends(self) -> Iterator[tuple[str, ...]]:
-        """Yield the logged data at each end of the handler that produces a record."""
+        """Iterate over the logged data at each end of the handler that writes a record."""
         waiting = [_Way()]
         seen = set(waiting)
         while waiting:
@@ -187,7 +191,7 @@ class _Walk:
         return self._handler if procedure is None else self._procedures[procedure]
 
     def _next(self, instruction: Instruction, code: Code, way: _Way) -> Iterator[_Way]:
-        """Yield the states after an instruction."""
+        """Iterate over the states that may follow an instruction."""
         target, following = str(instruction.operand), way.position + 1
         match instruction.row.flow:
             case Flow.NEXT:
@@ -207,7 +211,7 @@ class _Walk:
                 raise _UnknownError
 
     def _after(self, instruction: Instruction, way: _Way) -> _Way:
-        """Return the cells and the log after an instruction."""
+        """Return the state after an instruction that does not jump, with its cells and its log."""
         row, cells, logged = instruction.row, list(way.cells), list(way.logged)
         effect = stack_effect(instruction, self._processor, self._tables)
         is_moved = row.group is not Group.STACK or row.syntax in _MOVED

@@ -53,7 +53,7 @@ class Templates:
 
     @classmethod
     def from_files(cls, files: Mapping[str, bytes]) -> Self:
-        """Return the templates of files, the directory file among them; no files are no templates."""
+        """Return the templates in template files, which include the directory file; an empty mapping has none."""
         found = cls()
         if files:
             found._read_all("", files.get, None)
@@ -90,9 +90,9 @@ class Templates:
 
     def carried(self, majors: Iterable[int] | None) -> dict[str, bytes]:
         """
-        Return the files that travel with a program whose records have certain major codes (None: any).
+        Return the files to save with a program whose records have certain major codes; None means any code.
 
-        These are the files for the codes, and a directory file with exactly these entries.
+        These are the files for the codes, and a directory file with only their entries.
         """
         files = self._files
         wanted = sorted(files) if majors is None else sorted(set(majors) & files.keys())
@@ -219,7 +219,7 @@ class ProgramTemplates:
         return {size: templates_in(text, self._major) for size, text in self._texts.items()}
 
     def of(self, record: LogRecord) -> Template | None:
-        """Return the template of a record, None without one; a stack trace has none, whatever its codes are."""
+        """Return the template of a record; None if there is none, and for a stack trace, whatever its codes are."""
         if record.is_stack_trace:
             return None
         major, minor = record.major or 0, record.minor or 0

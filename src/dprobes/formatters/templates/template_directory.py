@@ -170,7 +170,11 @@ def _lines(text: str) -> Iterator[list[re.Match[str]]]:
 
 
 def is_plain_name(name: str) -> bool:
-    """Return whether a file of this name is in the directory itself, and nowhere else."""
+    """
+    Return whether a name is that of a file in the directory itself: without slashes, blanks and control characters.
+
+    The directory file and a name of more than ``NAME_MAX`` bytes are not accepted.
+    """
     return (
         "/" not in name and "\\" not in name and name not in (".", "..", DIRECTORY_FILE)
         and name.isprintable() and not any(c.isspace() for c in name) and len(name) <= NAME_MAX

@@ -179,7 +179,7 @@ class _Reader:
 
 
 def _placeholder(reader: _Reader) -> Part | str:
-    """Return the part for a placeholder, or the character that it represents."""
+    """Return the part for a placeholder; for ``%%`` the character."""
     start = reader.position
     reader.take()
     if reader.takes("%"):
@@ -298,7 +298,11 @@ def _value(reader: _Reader, conversion: Conversion, written: _Written) -> Placeh
 
 
 def _checked_size(reader: _Reader, conversion: Conversion, written: _Written) -> int | None:
-    """Return the size of one number, None for the word, 0 for a string; raise for an invalid size or precision."""
+    """
+    Return the size of one number in bytes: None for the word, 0 for a string.
+
+    Raise ``_WrongError`` for an invalid size or precision.
+    """
     size, has_size = written.size, written.has_size
     if conversion is Conversion.STRING:
         if has_size:
@@ -318,7 +322,7 @@ def _checked_size(reader: _Reader, conversion: Conversion, written: _Written) ->
 
 
 def _checked(part: Part, written: Span) -> Part:
-    """Return the part; raise if it is an array whose elements exceed ``ARRAY_WIDTH_MAX``."""
+    """Return the part; raise ``_WrongError`` if it is an array whose width or precision exceeds ``ARRAY_WIDTH_MAX``."""
     if isinstance(part, Placeholder) and part.is_array:
         found = max(part.width.columns, part.precision or 0)
         if found > ARRAY_WIDTH_MAX:
@@ -375,7 +379,7 @@ def _names(reader: _Reader, start: int, letter: str) -> tuple[tuple[int, str], .
 
 
 def _check_bare_item(reader: _Reader, written: _Written, letter: str, what: str, hint: str) -> None:
-    """Raise if there is anything but ``*`` and the letter."""
+    """Raise ``_WrongError`` if there is any option but ``*`` before the letter."""
     if not written.is_item:
         raise _WrongError(reader.since(written.start), f"'{letter}' {what} an item", hint)
     if reader.position - written.first > len("*h"):
@@ -427,7 +431,7 @@ def _precision(reader: _Reader, start: int) -> int | None:
 
 
 def _size(reader: _Reader, *, is_item: bool) -> tuple[int | None, bool]:
-    """Return a size in bytes, None for the word, and whether it is explicit."""
+    """Return a size in bytes, None for the word, and whether a letter specifies it."""
     letter, after = reader.peek(), reader.peek(1)
     if not letter or letter not in _SIZES:
         return None, False

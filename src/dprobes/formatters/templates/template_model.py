@@ -35,12 +35,16 @@ ERROR_MAX = 4095
 _UNICODE_MAX = 0x10FFFF
 
 _AMOUNT_MAX = {4: 1 << 27, 8: 1 << 40}
-"""Limits by size in bytes, below which numbers are amounts, not addresses: 32-bit programs begin above the first."""
+"""
+Limits of amounts by size in bytes: a greater number is probably an address.
+
+32-bit programs begin above the first limit.
+"""
 
 _INT_END = 1 << 32
 
 _SMALL = {4: _AMOUNT_MAX[4], 8: _INT_END - ERROR_MAX}
-"""Limits by size in bytes, below which numbers can only be amounts."""
+"""Limits by size in bytes, below which a number is certainly an amount."""
 
 AMOUNT = min(_SMALL.values())
 """Limit below which a number of any size is an amount."""
@@ -49,9 +53,9 @@ AMOUNT = min(_SMALL.values())
 @dataclass(frozen=True, slots=True)
 class Fault:
     """
-    Data that could not be read: the address of the fault, or a selector.
+    Data that could not be read: the address of the fault, or, with ``is_selector``, a segment selector.
 
-    With ``is_unseen`` the data were captured at the entry of a call, of which only the return was seen.
+    With ``is_unseen`` the data were to be read at the entry of a call, and only the return was seen.
     """
 
     address: int

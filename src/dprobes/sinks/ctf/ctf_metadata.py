@@ -34,7 +34,7 @@ EVENT_HEADER = struct.Struct("<IQ")
 """The number of the event class, and the time; ``Metadata`` declares the same layout in TSDL."""
 
 _CODES = {1: "b", 2: "h", 4: "i", 8: "q"}
-"""The codes of signed integers for ``struct``; those of unsigned ones are the capital letters."""
+"""The codes of ``struct`` for signed integers by size in bytes; the capital letters are the codes of unsigned ones."""
 
 _LENGTH = struct.Struct("<I")
 
@@ -103,8 +103,7 @@ class EventClass:
     """
     A class of events that have one name, the same header items, and one shape.
 
-    ``text`` is its declaration in the metadata, ``content`` the part of the declaration that does not depend on its
-    number.
+    ``text`` is its declaration in the metadata. ``content`` is the declaration without the number of the class.
     """
 
     def __init__(self, number: int, stream_class: int, name: str, header: HeaderItems, shape: Shape) -> None:
@@ -121,7 +120,7 @@ class EventClass:
         self.text = f"event {{\n\tid = {number};\n{self.content}}};\n"
 
     def encode(self, time: int, record: LogRecord, values: Sequence[ArgumentValue], function: str = "") -> bytes:
-        """Return the bytes of an event."""
+        """Return the bytes of an event; ``time`` is CLOCK_MONOTONIC in nanoseconds."""
         start = EVENT_HEADER.pack(self.number, time) + self._header.encode(record, function)
         if self._numbers is not None:
             return start + self._numbers.pack(*values)
@@ -190,7 +189,7 @@ def _code(field: Field) -> str:
 
 
 def _numbers(fields: Sequence[Field]) -> struct.Struct | None:
-    """Return the structure of the payload; None if it does not consist of numbers only."""
+    """Return the ``struct`` of a payload that consists of numbers only; None for other payloads."""
     if any(field.is_array or not field.size for field in fields):
         return None
     return struct.Struct("<" + "".join(_code(field) for field in fields))
@@ -231,10 +230,10 @@ _NANOSECONDS = 1_000_000_000
 @dataclass(slots=True)
 class Metadata:
     """
-    The description of a trace.
+    The metadata of a trace.
 
-    ``wall_offset`` is the offset of the clock, which added to a time results in nanoseconds since 1970. ``clock``
-    identifies the clock, which is the same in all traces since the machine was booted.
+    ``wall_offset``, added to a time, results in nanoseconds since 1970. ``clock`` identifies the clock, which is the
+    same in all traces since the machine was booted.
     """
 
     trace: UUID

@@ -1,8 +1,9 @@
 """
 CTF traces as a log target.
 
-The directory of the log target contains one trace for each time that the target was opened, and another one whenever
-the wall clock was set: the clock of a trace has one offset. Readers are given the directory, and merge all its traces.
+The directory of the log target contains one trace for each time that the target was opened. A step of the wall clock
+begins another trace, because the clock of a trace has one offset. Readers are given the directory, and merge all its
+traces.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ _UNKNOWN = "?"
 
 
 def open(argument: str, options: SinkOptions) -> Sink:  # noqa: A001 - the name that all sinks have
-    """Open the directory in the argument, or a default one."""
+    """Return the sink for the directory ``argument``, by default ``ctf``; raise ``SinkError`` if it cannot be used."""
     directory = Path(argument) if argument else (options.directory or Path.cwd()) / _DIRECTORY
     return CtfSink(directory)
 

@@ -68,10 +68,10 @@ _ALIGNMENT = 8
 
 class _State(NamedTuple):
     """
-    The position of a stream's end.
+    The position of the end of a stream.
 
-    ``file`` is the number of its last file, which has ``size`` bytes. The last packet of this file begins at
-    ``packet``, and its content ends at ``end``.
+    ``file`` is the number of its last file, which has ``size`` bytes. The last packet of this file begins at byte
+    ``packet``, and its content ends at byte ``end``.
     """
 
     file: int = -1
@@ -84,10 +84,10 @@ class _State(NamedTuple):
 
 class Stream:
     """
-    A stream of packets of one CPU, or without a CPU, whose events are in order of time.
+    A stream of packets of one CPU, or without a CPU, whose events are in the order of time.
 
     ``numbers`` yields file numbers that are unused in the trace. ``stage`` writes a packet, which becomes part of the
-    trace with ``commit``; ``undo`` reverts that. All raise ``OSError``.
+    trace with ``commit``; ``undo`` reverts that. These methods raise ``OSError``.
     """
 
     def __init__(self, directory: Path, trace: UUID, numbers: Iterator[int], cpu: int | None) -> None:
@@ -103,7 +103,11 @@ class Stream:
         return self._now.last_time
 
     def stage(self, events: Sequence[tuple[int, bytes]], lost: int) -> None:
-        """Write a packet of events, each with its time, before which ``lost`` others were lost."""
+        """
+        Write a packet of events, each with its time in nanoseconds.
+
+        ``lost`` is the number of events lost before them.
+        """
         now = self._now
         first, last = events[0][0], events[-1][0]
         body = b"".join([event for _, event in events])
@@ -248,7 +252,7 @@ class Trace:
         return known
 
     def write(self, events: Mapping[int | None, Events], lost: int) -> None:
-        """Write events by their CPUs, before which ``lost`` others were lost: all, or none on failure."""
+        """Write events by their CPUs, all of them or none; ``lost`` is the number of events lost before them."""
         if not self._is_described:
             self._write_metadata()
         staged: list[Stream] = []

@@ -48,7 +48,7 @@ class CommandOutlet:
     """
     A command, started without a shell and in a session of its own, so that Ctrl-C does not end it prematurely.
 
-    Records that it has not read at its end are counted as lost.
+    Records that it has not read when it exits are counted as lost.
     """
 
     def __init__(self, words: Sequence[str]) -> None:
@@ -83,7 +83,11 @@ class CommandOutlet:
             self._in_pipe_bytes -= self._in_pipe.popleft()
 
     def _unread(self, pipe: int, extra: int = 0) -> int:
-        """Return and reset the number of unread records in the pipe; ``extra`` bytes of an incomplete one follow."""
+        """
+        Return and reset the number of unread records among ``pipe`` unread bytes of the pipe.
+
+        ``extra`` further bytes belong to a record that was written incompletely.
+        """
         found = array.array("i", [0])
         fcntl.ioctl(pipe, termios.FIONREAD, found)
         left, count = found[0] - extra, 0
@@ -96,7 +100,11 @@ class CommandOutlet:
         return count
 
     def _ended(self) -> int | None:
-        """Return the exit status, None if the command has not ended; one that has closed its input is about to."""
+        """
+        Return the exit status of the command; None if it has not exited within 0.2 seconds.
+
+        A command that has closed its standard input is about to exit.
+        """
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self._process.wait(0.2)
         return None

@@ -26,7 +26,7 @@ __all__ = ["ConsoleOutlet", "StreamOutlet", "console", "file", "open"]
 _STANDARD_OUTPUT = 1
 
 _UNFLUSHED_MAX = 10_000
-"""Maximum number of records that are kept until a flush, to find out which were written if the stream fails."""
+"""Maximum number of records that are buffered until a flush, to find out which were written if the stream fails."""
 
 _HELD_MAX = 100_000
 """Maximum number of records that are kept while a run ends and the output is not read."""
@@ -41,7 +41,7 @@ def open(argument: str, options: SinkOptions) -> Sink:  # noqa: A001 - the name 
 
 
 class ConsoleOutlet:
-    """Standard output as a log target like any other: records that it does not accept are lost, and reported."""
+    """Standard output as a log target; records that it does not accept are lost, and reported."""
 
     def __init__(self) -> None:
         try:
@@ -137,7 +137,7 @@ class StreamOutlet:
 
     @property
     def _has_been_given_up(self) -> bool:
-        """True if the wait for the reader was ended by ``give_up``, and this outlet has not reacted yet."""
+        """True if ``give_up`` has ended the wait for the reader, and this outlet has not handled that yet."""
         return self._file is not None and self._file.is_given_up and not self._is_abandoned
 
     def _forget(self) -> None:

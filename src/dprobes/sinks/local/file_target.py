@@ -71,7 +71,11 @@ class FileOutlet:
             raise SinkError(f"'{self._path}': {written.problem}", taken=written.parts)
 
     def _take_back(self, count: int) -> None:
-        """Truncate the incomplete record that was just written."""
+        """
+        Truncate the file by the ``count`` bytes of an incomplete record.
+
+        A file that cannot be truncated keeps them.
+        """
         with contextlib.suppress(OSError):
             if count:
                 os.ftruncate(self._file, os.fstat(self._file).st_size - count)

@@ -52,7 +52,7 @@ def open(argument: str, options: SinkOptions) -> Sink:  # noqa: A001 - the name 
 
 
 class KernelLogOutlet:
-    """The kernel's log; lines that exceed its maximum length are split into several messages."""
+    """The kernel's log; lines longer than ``_LINE_MAX`` bytes are split into several messages."""
 
     def __init__(self) -> None:
         self._file = self._open()
@@ -102,7 +102,7 @@ class KernelLogOutlet:
 
 
 def _fitting(data: bytes) -> int:
-    """Return how many bytes of a line fit into a message without splitting a character."""
+    """Return the number of bytes at the start of a line that fit into a message without splitting a character."""
     size = min(len(data), _LINE_MAX)
     while (excess := size + 3 * len(data[:size].translate(None, _PLAIN)) - _READ_MAX) > 0:
         size -= (excess + 3) // 4

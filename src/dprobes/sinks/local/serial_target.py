@@ -103,7 +103,7 @@ class SerialOutlet:
             self._line.close()
 
     def _await_sent(self) -> int:
-        """Wait as long as the line makes progress; return the number of unsent bytes."""
+        """Wait until all bytes are sent, as long as their number decreases; return the number of unsent bytes."""
         least, until = self._line.out_waiting, time.monotonic() + _PATIENCE
         while least and time.monotonic() < until:
             time.sleep(_INTERVAL)

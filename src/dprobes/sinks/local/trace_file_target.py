@@ -31,9 +31,9 @@ class TraceFileSink:
     """
     A trace file, to which the places of probepoints and the names of addresses are added with their first records.
 
-    A file with a name in .dptz is compressed. In other files records that arrive one by one are joined, for a twentieth
-    of a second; a timer thread of the sink writes them then. With ``is_safe`` accepted records must be in the file, so
-    they are written at once.
+    A file whose name ends in .dptz is compressed. In other files, records that arrive one by one are buffered for up to
+    50 ms and then written together by a timer thread. With ``is_safe``, accepted records must be in the file, so they
+    are written at once.
     """
 
     def __init__(self, path: str, *, is_safe: bool = False) -> None:
@@ -170,9 +170,10 @@ class TraceFileSink:
 
     def _failure(self, batch: Batch | None = None) -> SinkError:
         """
-        Return the error for a failed write: buffered records are lost, and notes of lost records are not in the file.
+        Return the error for a failed write.
 
-        Records lost before ``batch`` are not counted, because the batch is passed again together with their number.
+        Buffered records are lost. ``SinkError.unmarked`` has the numbers of lost records that the file does not report
+        yet. Records lost before ``batch`` are not counted: the batch is passed again together with their number.
         """
         problem = self._writer.problem or f"'{self._writer.path}' cannot be written"
         lost = self._writer.take_lost()

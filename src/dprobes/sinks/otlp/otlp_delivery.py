@@ -1,10 +1,10 @@
 """
 The delivery of one batch to an OpenTelemetry collector, in several concurrent requests.
 
-The latency of a request is high, more so with a distant collector. So requests are large, and the next one is sent
-before the previous one is answered. A refused request is repeated in halves, until the records that the collector
-rejects are isolated. Each record is sent until it is accepted or refused, or until a failure; the remaining records are
-known then.
+The latency of a request is high, especially with a distant collector. Requests are therefore large, and the next one is
+sent before the response to the previous one arrives. A refused request is repeated in halves, until the records that
+the collector rejects are isolated. Each record is sent until it is accepted or refused, or until a failure; the
+remaining records are known then.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ def request_timeout() -> float:
 @dataclass(frozen=True, slots=True)
 class Answer:
     """
-    The response of a collector to a request; ``status`` is 0 if the exporter cannot send the request.
+    The response of a collector to a request; ``status`` is the HTTP status, 0 if the request could not be sent.
 
     ``rejected`` records of an accepted request were dropped for the ``reason``. ``wait`` is the number of seconds after
-    which the collector asks to retry, if it does.
+    which the collector asks to retry, None if it names none.
     """
 
     status: int
@@ -222,7 +222,7 @@ _RECORDS_MAX = 2048
 
 _UNDER_WAY_MAX = 8
 _QUICK = 0.02
-"""Maximum number of concurrent requests; only one if each is answered within this number of seconds."""
+"""Limits of concurrent requests: the maximum number, and seconds; if all responses take less, there is one request."""
 
 _BACKOFF = 0.5
 """Seconds to wait at first for a busy collector that does not specify a time; the time doubles."""
@@ -234,7 +234,7 @@ _LOOK = 0.1
 """Seconds between checks for the end."""
 
 _SPLITS_MAX = 64
-"""Number of consecutive refusals after which requests are not halved: the collector seems to refuse everything."""
+"""Number of consecutive refusals after which requests are not halved: the collector probably refuses everything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,7 +313,7 @@ class Delivery:
             self._fail(None, SinkError(f"'{self._client.endpoint}' did not answer before the end"))
 
     def left(self) -> list[int]:
-        """Return the positions of the records that were neither accepted nor refused, in order."""
+        """Return the positions in the batch of the records that were neither accepted nor refused, ascending."""
         with self._lock:
             pieces = [*self._unsent, *self._halves, *self._under_way, *self._pieces]
         return sorted(position for each in pieces for position in range(each.first, each.first + len(each.records)))

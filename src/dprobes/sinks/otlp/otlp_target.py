@@ -69,7 +69,7 @@ def endpoint_of(argument: str) -> str:
 
 
 def metrics_endpoint_of(endpoint: str) -> str | None:
-    """Return the URL for metrics that corresponds to that of log records; None if it is not known."""
+    """Return the URL for metrics that corresponds to the URL for log records; None if there is no such URL."""
     if named := os.environ.get(_METRICS_ENVIRONMENT):
         return named
     return endpoint.removesuffix(_PATH) + _METRICS_PATH if endpoint.endswith(_PATH) else None
@@ -77,7 +77,7 @@ def metrics_endpoint_of(endpoint: str) -> str | None:
 
 class OtlpSink:
     """
-    A sink that sends batches to a collector; records count as taken when the collector has confirmed them.
+    A sink that sends batches to a collector; records count as accepted when the collector has confirmed them.
 
     ``steps`` is the progress within a call (``Sink``).
     """
@@ -162,7 +162,7 @@ class OtlpSink:
             yield Piece(first, piece, before)
 
     def flush(self) -> None:
-        """Do nothing: taken records have arrived."""
+        """Do nothing: accepted records have arrived."""
 
     def close(self) -> None:
         """Close the connections."""

@@ -49,7 +49,7 @@ _MASK = (1 << 64) - 1
 
 @lru_cache(maxsize=1 << 14)
 def varint(value: int) -> bytes:
-    """Return a number in groups of 7 bits, the lowest first; a negative one in 64-bit two's complement."""
+    """Return a number as a varint: groups of 7 bits, the lowest first; a negative one in 64-bit two's complement."""
     value &= _MASK
     data = bytearray()
     while value > 0x7F:

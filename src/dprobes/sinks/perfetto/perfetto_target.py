@@ -83,7 +83,7 @@ _items = attrgetter(*(name for name, _ in _HEADER))
 
 @lru_cache(maxsize=1 << 14)
 def _entry(index: int, value: int) -> bytes:
-    """Return an item, cached: most items have few values."""
+    """Return the annotation of a header item, cached: most items have few values."""
     name, make = _HEADER[index]
     return perfetto_messages.entry(make(name, value))
 
@@ -148,7 +148,7 @@ class CallStack:
         """The stack pointer after the last return, if no function was entered since."""
 
     def enter(self, place: Place, record: LogRecord) -> int:
-        """Add a call; return how many earlier calls have ended without a visible return."""
+        """Add a call; return the number of earlier calls that have ended without a record of their return."""
         ended = 0
         while self._calls and any(_is_above(sp, self._calls[-1].sp) for sp in (record.sp, self._returned)):
             self._calls.pop()
@@ -158,7 +158,7 @@ class CallStack:
         return ended
 
     def leave(self, place: Place, record: LogRecord) -> int | None:
-        """Remove a returning call; return how many calls end with it, or None if its entry was not seen."""
+        """Remove a returning call; return the number of calls that end with it, or None if its entry was not seen."""
         self._returned = record.sp
         index = self._index_of(place, record)
         if index is None:
@@ -168,7 +168,11 @@ class CallStack:
         return ended
 
     def _index_of(self, place: Place, record: LogRecord) -> int | None:
-        """Return the index of the call that returns: the one at that stack pointer, else the last of the function."""
+        """
+        Return the index of the call that returns: the one at its stack pointer, else the last call of the function.
+
+        Return None if there is no such call.
+        """
         found = None
         for index in range(len(self._calls) - 1, -1, -1):
             module, symbol, sp = self._calls[index]
@@ -433,7 +437,11 @@ class PerfettoSink:
         self._file.append(b"".join(out))
 
     def destroy_event(self, source: RecordSource) -> None:
-        """Drop a program and report records lost at its end; calls that have not returned have no end."""
+        """
+        Drop the state of a program, and write the number of records lost at its end.
+
+        Calls that have not returned remain slices without an end.
+        """
         program = self._programs.pop(source.number, None)
         if program is not None and self._lost:
             out: list[bytes] = []

@@ -91,7 +91,11 @@ def flame_graph(profile: StackProfile, baseline: StackProfile | None = None) -> 
 
 
 def _rows(root: FrameNode, least: float) -> Iterator[tuple[int, str, int, int]]:
-    """Yield depth, name, weight and baseline weight of each frame, callers first; without recursion for deep stacks."""
+    """
+    Iterate over the frames, callers before callees: depth, name, weight and weight in the baseline of each.
+
+    Frames with a weight below ``least`` are omitted. The iteration is not recursive, because stacks may be deep.
+    """
     waiting = [(0, root)]
     while waiting:
         depth, node = waiting.pop()

@@ -52,8 +52,8 @@ class FrameNode:
     """
     A frame in the tree of all stacks.
 
-    It has the weight of the stacks that contain it here, and of those that end with it. ``before`` is the same weight
-    in the baseline profile.
+    It has the weight of the stacks with this frame at this place, and the weight of those that end with it. ``before``
+    is the former weight in the baseline profile.
     """
 
     name: str

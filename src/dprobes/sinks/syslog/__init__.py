@@ -1,6 +1,6 @@
 """
 Syslog servers, local or remote.
 
-DProbes has its own sender: the standard library's handler writes RFC 3164 without structured data, octet counting or
-TLS, and does not report how many messages were taken, or never arrived.
+DProbes has its own sender: the handler of Python's standard library writes RFC 3164 without structured data, octet
+counting or TLS, and does not report the numbers of sent and of lost messages.
 """

@@ -64,7 +64,11 @@ _SECOND = 1_000_000_000
 
 
 class SyslogFormatter:
-    """A converter of records to messages of at most ``limit`` bytes; ``is_local`` ones of the old form have no host."""
+    """
+    A converter of records to messages of at most ``limit`` bytes.
+
+    With ``is_local``, messages of RFC 3164 have no host.
+    """
 
     def __init__(self, format_name: str, form: str, limit: int, *, is_local: bool) -> None:
         self._records = DescribedRecords(format_name)

@@ -77,7 +77,13 @@ class Datagrams:
         raise SinkError(f"{self._name}: {problem}")
 
     def send(self, messages: Sequence[bytes], *, are_records: bool = True) -> None:
-        """Send messages; ``taken`` of a ``SinkError`` counts those that were sent or too long, ``lost`` the latter."""
+        """
+        Send messages.
+
+        In a ``SinkError``, ``taken`` counts the messages that were sent or too long, ``lost`` the latter.
+
+        Only messages that ``are_records`` count as lost.
+        """
         too_long = 0
         for taken, message in enumerate(messages):
             try:
@@ -111,7 +117,12 @@ class Stream:
         """The end offset in the byte stream of each message that may not have arrived."""
 
     def send(self, messages: Sequence[bytes], *, are_records: bool = True) -> None:
-        """Send messages; raise ``SinkError`` with the counts of a sink, of messages only if they ``are_records``."""
+        """
+        Send messages; raise ``SinkError`` if the connection fails.
+
+        ``SinkError.taken`` is the number of messages sent completely. ``SinkError.lost`` is the number of sent records
+        that the other machine has not acknowledged; messages are records if ``are_records`` is true.
+        """
         frames = [b"%d %b" % (len(message), message) for message in messages]
         data = memoryview(b"".join(frames))
         sent = taken = whole = 0
