@@ -1,6 +1,6 @@
 """
 RPN to eBPF: the instruction set, an assembler, and the lowering of handlers.
 
-Pure: nothing here makes a system call. The kernel runs the resulting code, a PPDF carries it, and the inline engine
-translates the same bytes.
+The package makes no system call. The kernel runs the resulting code, a PPDF carries it, and the inline engine
+translates the same bytes to machine code.
 """

@@ -14,7 +14,7 @@ An assembler for eBPF: instructions are methods, jumps go to labels, maps have n
     asm.exit()
     assembled = asm.assemble()
 
-Unreachable code is left out, because the kernel refuses it.
+Unreachable code is omitted, because the verifier rejects it.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ class MapReference:
 
 class Assembled(NamedTuple):
     """
-    Assembled code.
+    Assembled code: instruction slots, and the references to maps in them.
 
-    ``origins`` are the values of ``Assembler.origin``, one for each instruction. ``functions`` are the indices at which
-    functions start, the main one (0) first.
+    ``origins`` are the values of ``Assembler.origin``, one for each slot. ``functions`` are the indices of the slots at
+    which functions start, the main one (0) first.
     """
 
     code: tuple[Insn, ...]
@@ -97,8 +97,11 @@ class Assembler:
     """
     A sequence of instructions under construction.
 
+    Docstrings of methods describe the effect of the instructions that they append.
+
     ``wide`` operations work on 64 bits; the others on the low 32, and clear the upper half of their destination.
-    ``origin`` is recorded with each instruction that follows.
+    ``origin`` is recorded with each following instruction: the offset in the encoded RPN that it is lowered from, -1
+    for none.
     """
 
     def __init__(self) -> None:
@@ -214,7 +217,7 @@ class Assembler:
         self.store(base, offset, by)
 
     def take_next(self, dst: Register, base: Register, offset: int, by: Register) -> None:
-        """Load a 64-bit word, and add 1 to it in memory, not atomically. Clobbers ``by``."""
+        """Load a 64-bit word to ``dst``, and add 1 to the word in memory, not atomically. Clobbers ``by``."""
         self.load(dst, base, offset)
         self.add(by, dst, 1)
         self.store(base, offset, by)
@@ -268,7 +271,7 @@ class Assembler:
         self.jump_if(condition, by, operand, label)
 
     def may_goto(self, label: Label) -> None:
-        """Jump if the program's hidden counter or time limit is used up (``Jump.MAY_GOTO``)."""
+        """Jump if the hidden counter or time limit of the BPF program is exhausted (``Jump.MAY_GOTO``)."""
         self._targets[len(self._code)] = label
         self.emit(Class.JMP | Jump.MAY_GOTO)
 
@@ -296,7 +299,11 @@ class Assembler:
             self.jump_if(Jump.JEQ, Register.R0, 0, none)
 
     def ask_map(self, helper: Helper, name: MapName, key: Register, offset: int) -> None:
-        """Call a helper with a map in R1 and the address of a key, ``key + offset``, in R2."""
+        """
+        Call a helper with a map in R1 and the address of a key, ``key + offset``, in R2; R0 is the result.
+
+        Clobbers R1-R5.
+        """
         self.load_map(Register.R1, name)
         self.add(Register.R2, key, offset)
         self.call(helper)
@@ -338,7 +345,11 @@ class Assembler:
         self.emit(0, imm=_signed32(high))
 
     def include(self, assembled: Assembled, functions: Sequence[Label] = ()) -> None:
-        """Append the main function of assembled code; ``functions`` are labels for its other functions."""
+        """
+        Append the main function of assembled code.
+
+        ``functions`` are the labels of its other functions, in their order.
+        """
         end = assembled.end_of_main
         starts = dict(zip(assembled.functions[1:], functions, strict=True))
         first = len(self._code)
@@ -417,7 +428,11 @@ class Assembler:
         return place
 
     def reached(self) -> bytearray:
-        """Return a 1 for each reachable instruction, the second slots of 64-bit loads included."""
+        """
+        Return a byte for each instruction slot: 1 if it is reachable, else 0.
+
+        Both slots of a 64-bit load are marked.
+        """
         code, targets = self._code, self._targets
         reached = bytearray(len(code) + 1)
         for included in self._included:

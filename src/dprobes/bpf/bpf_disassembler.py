@@ -104,7 +104,11 @@ def _arithmetic(insn: Insn) -> str | None:
 
 
 def _operand(insn: Insn, register: str) -> str | None:
-    """Return the second operand of arithmetic or of a comparison; None if a field that it does not use is not 0."""
+    """
+    Return the second operand of arithmetic or of a comparison.
+
+    Return None if the unused field of the instruction is not 0.
+    """
     if insn.opcode & X:
         return f"{register}{insn.src}" if not insn.imm else None
     return str(insn.imm) if not insn.src else None

@@ -179,7 +179,7 @@ LOOPS_MAX = 1 << 23
 
 
 class RingOutput(IntEnum):
-    """The flags of RINGBUF_OUTPUT; without one the kernel wakes a reader that has caught up."""
+    """The flags of RINGBUF_OUTPUT; without a flag, the kernel wakes a reader that has read all earlier entries."""
 
     NO_WAKEUP = 1
     FORCE_WAKEUP = 2

@@ -13,8 +13,9 @@ An entry::
      4 u32 keeper    0 if no process resumes it yet; the process that writes the core dump; or ENDED
      8 u64 time      CLOCK_MONOTONIC in nanoseconds, just before the stop
 
-A handler takes an entry, writes it, reads ``closed``, and then stops the process. So after a process has set
-``closed``, the list has all processes that are still to be stopped. If the entry is in use, no process is stopped.
+A handler allocates an entry, writes it, reads ``closed``, and then stops the process. So after user space has set
+``closed``, the list has all processes that handlers may still stop. If the entry is in use, the handler stops no
+process.
 """
 
 from __future__ import annotations

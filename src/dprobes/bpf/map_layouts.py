@@ -72,7 +72,7 @@ Process ids are below PID_MAX_LIMIT (1 << 22), so this bit is free; with it, the
 
 
 def awaiting_key(pid: int) -> int:
-    """Return the key in SCOPE of a process that comes into scope when it executes its program."""
+    """Return the key in SCOPE of a process that comes into scope at its next execve."""
     return pid | AWAITING
 
 
@@ -526,7 +526,7 @@ _WORD, _MASK, _LINE = 8, (1 << 64) - 1, 64
 
 
 def call_key(probe: int, frame: int) -> int:
-    """Return the key of a call."""
+    """Return the key of a call in a ``CallTable``; ``frame`` is the address of its return address."""
     return (frame | probe << PROBE_SHIFT) & _MASK
 
 
@@ -550,6 +550,6 @@ class CallTable(NamedTuple):
         return ((1 << SLOTS_SHIFT) + CALL_WINDOW) * self.slot
 
     def window(self, key: int) -> range:
-        """Return the offsets of the slots in which a call may be."""
+        """Return the byte offsets of the slots in which a call with this key may be."""
         first = (key * CALL_MULTIPLIER & _MASK) >> 64 - SLOTS_SHIFT
         return range(first * self.slot, (first + CALL_WINDOW) * self.slot, self.slot)

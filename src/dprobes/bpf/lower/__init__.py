@@ -6,7 +6,7 @@ The code passes the verifier by construction; ``template_writer`` has the rules.
 paths to a block never differ, nothing is unrolled, and verification is linear. The input is the encoded bytes, as the
 interpreter runs them, so that a damaged compiled file behaves the same in both.
 
-* A state is claimed by an atomic exchange and not taken per CPU, because handlers sleep and are preempted. A handler
+* A state is claimed by an atomic exchange; states are not per CPU, because handlers sleep and are preempted. A handler
   that needs little of the state has it on its stack, if possible: then a hit claims no state.
 * The ELF note of a USDT probe's site specifies where an argument is; ``vm.world_rules`` defines its value.
 * Every backward jump passes a *guard* at its target: ``may_goto``, an open-coded iterator, or a return into

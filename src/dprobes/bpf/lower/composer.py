@@ -1,8 +1,8 @@
 """
 The composer of an extension's eBPF form.
 
-All values are variables: 64-bit words of the state. So in a loop of an extension, the verifier sees only unknown
-numbers, as between blocks of RPN (``template_writer``).
+All values are variables: 64-bit words of the state. In a loop of an extension, the verifier therefore knows no values,
+as between blocks of RPN (``template_writer``).
 """
 
 from __future__ import annotations
@@ -110,7 +110,11 @@ class Composer:
         return variable
 
     def read(self, address: Variable, size: int) -> Variable:
-        """Return a new variable with ``size`` (1, 2, 4 or 8) bytes of memory; raise INVALID_ADDR if unreadable."""
+        """
+        Return a new variable with ``size`` (1, 2, 4 or 8) bytes of memory.
+
+        The hit raises INVALID_ADDR if they are unreadable.
+        """
         variable = self.variable()
         self.read_into(variable, address, size)
         return variable
@@ -129,9 +133,9 @@ class Composer:
     @contextmanager
     def loop(self) -> Iterator[Label]:
         """
-        Repeat the code that is written within, which must not push or pop.
+        Repeat the code that the ``with`` block writes, which must not push or pop.
 
-        The label is the target of ``leave_if``, which ends the loop.
+        The loop ends at ``leave_if`` with the label of the context.
         """
         head, end = self._asm.label(), self._asm.label()
         self._w.open_loop()
@@ -150,7 +154,7 @@ class Composer:
 
     @contextmanager
     def when(self, condition: Jump, variable: Variable, operand: Variable | int) -> Iterator[None]:
-        """Execute the code that is written within only under a condition on a variable; it must not push or pop."""
+        """Execute the code that the ``with`` block writes only if a condition holds; that code must not push or pop."""
         self._w.stack.settle()
         then, behind = self._asm.label(), self._asm.label()
         self._compare(condition, variable, operand, then)

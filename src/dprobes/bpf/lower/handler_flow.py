@@ -1,5 +1,5 @@
 """
-Control flow of a handler, from its encoded bytes: reachable instructions, blocks, and facts at their beginnings.
+Control flow of a handler, from its encoded RPN: reachable instructions, basic blocks, and facts at the start of blocks.
 
 The facts are the number of cells on the RPN stack, and LP, where all paths agree. Both let the lowering address memory
 by constants instead of masked numbers.
@@ -29,7 +29,11 @@ __all__ = ["HandlerFlow", "analyse", "may_read_unwritten"]
 
 
 class Known(NamedTuple):
-    """Facts on which all paths to an instruction agree: number of cells on the stack, and LP; None if they differ."""
+    """
+    Facts on which all paths to an instruction agree: the number of cells on the RPN stack, and LP.
+
+    None if paths differ.
+    """
 
     depth: int | None
     lp: int | None
@@ -84,7 +88,11 @@ class HandlerFlow:
         return effect
 
     def log_bound(self, word_size: int) -> int | None:
-        """Return the maximum number of logged bytes without a loop; None if it depends on run-time values."""
+        """
+        Return the maximum number of bytes logged by executing each instruction once.
+
+        Return None if it depends on run-time values.
+        """
         bound = 0
         for instruction in self.instructions.values():
             row = instruction.row
@@ -150,7 +158,7 @@ class _Analysis:
             pending += [target for target, _ in reversed(following)]
 
     def _successors(self, instruction: EncodedInstruction) -> list[tuple[int, bool]]:
-        """Return the successors, exceptions excepted, each with a flag that is true if a block begins there."""
+        """Return the offsets of the successors, without exception handlers, each with whether a block begins there."""
         row, found = instruction.row, self._found
         if row is None:
             return []

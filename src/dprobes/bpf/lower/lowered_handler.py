@@ -48,7 +48,7 @@ TEMPLATES = {
 """The template of each row of the instruction table, keyed by its syntax; rows without an eBPF form are missing."""
 
 _OFFSET_MAX = 1 << 24
-"""Upper bound of offsets of the encoded program, which frames can hold; a damaged file may have larger ones."""
+"""Upper bound of offsets in encoded RPN that fit in frames; a damaged file may have larger ones."""
 
 _SHORT = 64
 """Maximum number of instructions of a handler whose code is certainly not too large."""
@@ -68,9 +68,8 @@ def lower(
     """
     Return the code of the handler that starts at byte ``start`` of an image.
 
-    ``host`` writes its kernel interface, by default the one for the request.
-
-    Raise ``NotSupportedError`` for an instruction without an eBPF form, or a handler that is too large.
+    ``host`` is the class that writes the kernel interface, None for ``host_of(request)``. Raise ``NotSupportedError``
+    for an instruction without an eBPF form, or a handler that is too large.
     """
     asm = Assembler()
     parts = image, architecture, start, point, request, host or host_of(request)
@@ -91,7 +90,7 @@ def lower(
 
 
 def host_of(request: Request) -> type[Host]:
-    """Return the writer of the kernel interface for a request."""
+    """Return the class that writes the kernel interface for a request."""
     if not request.in_kernel:
         if request.diverts:
             from dprobes.bpf.lower.hosts.place_hosts import InlineHost
@@ -129,7 +128,7 @@ def lower_for_word_sizes(
     """
     Return the code of handler ``number`` of a program that exists for several word sizes.
 
-    An event runs one program only, whatever it interrupts; in code of a word size without a form it does nothing.
+    An event runs the same BPF program in code of each word size; in code of a word size without a form it does nothing.
     """
     from dprobes.bpf.lower.hosts.place_hosts import AnywhereHost
 
@@ -224,7 +223,7 @@ class _Handler:
 
     @property
     def sleeps(self) -> bool:
-        """True if code was written that may sleep."""
+        """True if the code written so far may sleep."""
         return self._host.sleeps
 
     def write(self) -> None:
@@ -302,7 +301,7 @@ def _host_uses(architecture: Architecture, flow: HandlerFlow, request: Request) 
 
 
 def _takes_snapshots(flow: HandlerFlow) -> bool:
-    """Return whether a handler copies the stack of the program."""
+    """Return whether a handler copies the user stack."""
     numbers = (i.operand for i in flow.instructions.values() if i.row is not None and i.row.group is Group.TABLE)
     tables = [table_of(number, flow.tables) for number in numbers]
     return flow.uses(*_UNWINDING) or any(table is not None and table.has_user_stack for table in tables)

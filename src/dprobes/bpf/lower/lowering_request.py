@@ -1,4 +1,4 @@
-"""The input of the lowering: the probe, the kernel's abilities, the filter of hits and the contents of records."""
+"""The input of the lowering: the probe definition, the kernel's abilities, the filter of hits, the record items."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class TaskLayout(NamedTuple):
 
 class StackLayout(NamedTuple):
     """
-    Offsets, in bytes, of the members of kernel structures that show where a stack ends.
+    Offsets, in bytes, of the members of kernel structures from which the bottom of a user stack is computed.
 
     ``mm`` and ``base``, the register for thread-local data, are members of ``task_struct``. ``bottom`` of ``mm_struct``
     is the address at which the first stack of a process begins.
@@ -245,7 +245,7 @@ class MappedModule(NamedTuple):
 
 class KeptEntry(NamedTuple):
     """
-    Data that is kept from the entry of a call until its return: the time, and registers.
+    Data that is stored at the entry of a call until its return: the time, and registers.
 
     Each register is given by name and index, and by its distance from the stack pointer if it is in memory. ``nests``
     is true if tail calls can enter a function again, with the same frame, before it has returned.
@@ -324,9 +324,9 @@ class Request:
     replaceable: bool = False
     replaces: bool = False
     in_kernel: bool = False
-    """True if the program probes the kernel: addresses may be the kernel's, and ``push u`` shows another context."""
+    """True if the probe program is for the kernel: addresses may be the kernel's, ``push u`` pushes user registers."""
     reads_kernel: bool = False
-    """True if a handler for programs may read the kernel's memory as well, because it interrupts any code."""
+    """True if the handler is hit in user mode and in the kernel, and may read memory of both."""
     kernel_code: tuple[int, int] | None = None
     """Range of addresses, the end excluded, of the kernel's code in which an event counts; None: anywhere."""
     follows_module: bool = False
@@ -336,7 +336,7 @@ class Request:
     traced: TracedEvent | None = None
     """The event of a TRACEPOINT."""
     shared: bool = False
-    """True if the code becomes part of a program with other handlers (``dispatch``); ``probe`` is None then."""
+    """True if the code becomes part of a BPF program with other handlers (``dispatch``); ``probe`` is None then."""
     load_limit: int | None = None
     """
     Nanoseconds of CPU time that handlers may take in a window before they are skipped (``Overload``); None: no guard.

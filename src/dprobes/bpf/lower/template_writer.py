@@ -99,11 +99,11 @@ class Loops(ABC):
 
     @abstractmethod
     def write_inside(self, body: Callable[[], None]) -> None:
-        """Write the code within the program that runs the handler; ``body`` writes the handler itself."""
+        """Write the code of the main function that runs the handler; ``body`` writes the handler itself."""
 
     @abstractmethod
     def write_behind(self, body: Callable[[], None]) -> None:
-        """Write the code after the program: the handler, if it is a separate function."""
+        """Write the code after the main function: the handler, if it is a separate function."""
 
     @abstractmethod
     def head(self, label: Label) -> None:
@@ -118,7 +118,7 @@ class Loops(ABC):
         """Write a place at which paths meet before a jump to any of several labels."""
 
     def _note_exhaustion(self) -> None:
-        """Store JMP_MAX as the exception for a handler that exceeds all jump budgets."""
+        """Store JMP_MAX as the exception of a handler that a guard ends."""
         self._asm.store(SCRATCH, Field.UNHANDLED, ExceptionCode.JMP_MAX)
 
 
@@ -145,7 +145,7 @@ class Guards(Loops):
             self._call(self._iterator[2])
 
     def write_behind(self, body: Callable[[], None]) -> None:
-        """Write nothing."""
+        """Write nothing: the handler is part of the main function."""
 
     def head(self, label: Label) -> None:
         """Place the label and a guard."""
@@ -387,13 +387,17 @@ class Writer:
             write()
 
     def block(self, offset: int) -> Label:
-        """Return the label of the block at an offset of the program."""
+        """Return the label of the block at an offset of the encoded RPN."""
         if offset not in self._blocks:
             self._blocks[offset] = self.asm.label()
         return self._blocks[offset]
 
     def defer(self, write: Callable[[], None], label: Label | None = None) -> None:
-        """Write code after the block, at a label; the stack is in memory then, and TSP has its present value."""
+        """
+        Arrange that ``write`` writes code after the current block, at ``label`` if given.
+
+        That code has the stack in memory, with the present TSP.
+        """
         self._deferred.append((self.asm.origin, self.stack.tsp, self.stack.top, label, write))
 
     # Control
@@ -409,7 +413,7 @@ class Writer:
         self.loops.goto(self.block(offset))
 
     def end(self, ending: int) -> None:
-        """End the handler."""
+        """Write the end of the handler; ``ending`` is a value of ``Field.ENDING``."""
         if self.request.keeps_stack:
             self.stack.settle()
             self.stack.store_tsp()
@@ -539,7 +543,7 @@ class Writer:
         self.host.read_memory(arguments)
 
     def give_up(self) -> None:
-        """End the handler and count the hit as missed, as if no state had been free."""
+        """Write the end of a handler whose hit counts as missed, as if no state had been free."""
         self.host.count(ProbeField.MISSED)
         self.asm.store(SCRATCH, Field.ENDING, ABORT)
         self.asm.jump(self.end_label)

@@ -1,13 +1,13 @@
 """
-From the entry of a call to its return: a program at the entry keeps data for the handler of the return.
+Data of a call's entry for the handler of its return, stored by a BPF program at the entry.
 
 A call is identified by its frame, the address of its return address (``MapName.ENTRIES``). No two pending calls have
-the same frame, whatever stacks and threads they are on, except calls that are reached by tail calls. So a call that
-ends without a return (``longjmp``, an exception) leaves an entry, which the next call with the same frame replaces.
-Where a function may be left by a tail call, its return is a uretprobe: the kernel has put the address of its trampoline
-into the frame. If a function is entered with the trampoline as its return address, a tail call has jumped to it. The
-calls before it have not returned: their entries are kept below the new one. The kernel keeps a limited number of
-pending returns; the return of a call beyond that number is not seen.
+the same frame, on any stack or thread, except calls that are reached by tail calls. A call that ends without a return
+(``longjmp``, an exception) leaves an entry, which the next call with the same frame replaces. Where a function may be
+left by a tail call, its return is a uretprobe: the kernel has put the address of its trampoline into the frame. If a
+function is entered with the trampoline as its return address, a tail call has jumped to it. The calls before it have
+not returned: their entries are kept below the new one. The kernel keeps a limited number of pending returns; the return
+of a call beyond that number is not seen.
 
 Where handlers run in the process, the calls are in a separate table instead (``bpf.map_layouts``).
 """
@@ -85,7 +85,7 @@ def entry_size(entry: KeptEntry) -> int:
 
 
 def entry_program(architecture: Architecture, request: Request, host: type[Host]) -> Lowered:
-    """Return the program at the entries of calls; the placement of ``request`` is that of the entry."""
+    """Return the BPF program at the entries of calls; the placement of ``request`` is that of the entry."""
     assert request.entry is not None
     if request.abilities.calls is not None:
         return table_entry_program(architecture, request, host)
@@ -128,7 +128,7 @@ def take_entry(asm: Assembler, host: Host, request: Request, word_size: int, coo
 
 
 def _load_frame(asm: Assembler, request: Request, word_size: int) -> None:
-    """Load the stack pointer to R1, or a substitute where there is no frame."""
+    """Load the stack pointer to R1: 0 at a tracepoint, the address of the context at a BPF trampoline."""
     if request.placement is Placement.TRACEPOINT:
         asm.mov(_R.R1, 0)
     elif request.placement.is_trampoline:
@@ -220,7 +220,7 @@ def _update(asm: Assembler, value: Register) -> None:
 
 
 class _Recorder:
-    """The writer of the program at the entry."""
+    """The writer of the BPF program at the entry."""
 
     def __init__(self, asm: Assembler, architecture: Architecture, request: Request, host: Host) -> None:
         assert request.entry is not None
@@ -234,7 +234,7 @@ class _Recorder:
         self.host = host
 
     def write(self) -> None:
-        """Write the whole program."""
+        """Write the whole BPF program."""
         asm, request = self._asm, self._request
         asm.mov(CONTEXT, _R.R1)
         write_filter(asm, request.filter, self.host.global_pid, self._out)
@@ -369,7 +369,7 @@ def take_from_table(asm: Assembler, request: Request, seen: int) -> None:
 
 
 def table_entry_program(architecture: Architecture, request: Request, host: type[Host]) -> Lowered:
-    """Return the program at the entry, where handlers run in the process."""
+    """Return the eBPF code for the entry of calls, for handlers that run in the probed process."""
     assert request.entry is not None
     asm = Assembler()
     asked = host(asm, architecture, request, uses_ip=False, uses_ids=False)
@@ -402,7 +402,7 @@ def table_entry_program(architecture: Architecture, request: Request, host: type
 def _read_word(
     asm: Assembler, host: Host, size: int, to: tuple[Register, int], stack: tuple[Register, int], distance: int
 ) -> None:
-    """Read a word to ``to``, from ``distance`` beyond the stack pointer that is stored at ``stack``."""
+    """Read a word of ``size`` bytes to ``to``, from ``distance`` bytes above the stack pointer stored at ``stack``."""
 
     def arguments() -> None:
         asm.add(_R.R1, *to)

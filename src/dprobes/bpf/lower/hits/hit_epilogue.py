@@ -97,7 +97,11 @@ class RingEntries:
         asm.place(whole)
 
     def _copy_stack(self, entry: int) -> None:
-        """Append a copy of the program's stack if the record has call stacks; R3 is the size of its entry."""
+        """
+        Append a copy of the user stack if the record has call stacks.
+
+        R3 is the size of the record's entry, then of both.
+        """
         asm, none = self._asm, self._asm.label()
         asm.jump_if_word(Jump.JEQ, SCRATCH, Field.STACKS, 0, none)
         self._kind(entry, Entry.STACKED)
@@ -105,7 +109,7 @@ class RingEntries:
         asm.place(none)
 
     def _kind(self, entry: int, kind: Entry) -> None:
-        """Write the kind of entry of this probepoint."""
+        """Write the first word of a ring entry: the number of the probepoint, and the kind of entry."""
         assert self._request.probe is not None
         self._asm.store(SCRATCH, entry, _signed(self._request.probe | kind << KIND_SHIFT), Size.W)
 
@@ -324,7 +328,7 @@ class Epilogue:
         asm.exit()
 
     def _ended(self, release: Label) -> Label:
-        """Return the target after ``abort``: with maxhits the removal, because even that hit may be the last one."""
+        """Return the label to jump to after ``abort``: with maxhits that of the removal, in case of the last hit."""
         if not self._request.maxhits:
             return release
         self._wish_label = self._asm.label()

@@ -1,11 +1,11 @@
 """
 The overload guard in a handler: it measures the CPU time that hits take, and skips handlers beyond a limit.
 
-Each hit adds the cost of its trap to the trap time of its CPU, whether it is in scope or not. One of ``MEASURED_EVERY``
-handler runs is measured, and counts for all of them. User space watches these times (the eBPF engine's
+Each hit adds the cost of its trap to the trap time of its CPU, also a hit out of scope. One of ``MEASURED_EVERY``
+handler runs is measured, and its time is multiplied by that number. User space reads these times (the eBPF engine's
 ``table_watch``), and thins out a probepoint's handler: only one of N hits runs it. If user space is too slow, or gets
-no CPU any more, a brake works without it. Once handlers have taken ``Request.load_limit`` of the present window, none
-runs on the CPU until the window is over.
+no CPU time, a brake works without it. Once handlers have taken ``Request.load_limit`` of the present window, none runs
+on the CPU until the window is over.
 
 A hit whose handler is skipped counts like every other hit, for passcount and maxhits too.
 """
@@ -53,7 +53,7 @@ _KEY, _EMPTY = -4, -96
 
 
 def ticket_of(writer: Writer) -> Ticket | None:
-    """Return the ticket of a handler; None if a hit never has to return one."""
+    """Return the ticket writer of a handler; None if no hit of the handler has to return a ticket."""
     request = writer.request
     if request.note is None or not (request.passcount or request.maxhits or writer.flow.uses("remove")):
         return None
@@ -96,7 +96,7 @@ class Ticket:
         """
         Draw a ticket into R2 and note it; R1 is the probe table entry, and R8 the attach cookie. Clobbers R3.
 
-        Go to ``out`` if the ticket with the number ``last`` has been drawn.
+        Go to ``out`` if more tickets than ``last`` have been drawn; None means no limit.
         """
         asm = self._asm
         if last is not None:
@@ -143,7 +143,7 @@ Handler runs per measured one, a power of two. Two reads of the clock take about
 """
 
 _LONGEST = 1_000_000
-"""Maximum nanoseconds that a run counts: a longer one was preempted, or slept until a page was read in."""
+"""Maximum time in nanoseconds that is added for a run: a longer run was preempted, or slept for a page."""
 
 _BEGAN = -56
 """Stack offset of the time when the handler began, until there is a state."""

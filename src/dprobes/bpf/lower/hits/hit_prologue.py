@@ -113,7 +113,7 @@ _ENDED = -24
 
 
 class Prologue:
-    """The code before one handler; hits that do not count go to ``out``."""
+    """The code before one handler; ``out`` is the label for hits that run no handler."""
 
     def __init__(
         self, writer: Writer, entries: RingEntries, ticket: Ticket | None, overload: Overload | None, out: Label
@@ -265,7 +265,7 @@ class Prologue:
         asm.jump_if(Jump.JEQ, _R.R4, 0, claimed)
 
     def _miss_last(self) -> None:
-        """Write the removal of the probepoint in case the last hit runs no handler."""
+        """Write code that removes the probepoint if this hit, which runs no handler, is the last one of maxhits."""
         asm, other = self._asm, self._asm.label()
         asm.jump_if(Jump.JNE, _R.R9, 0, other)
         if self._ticket is None:

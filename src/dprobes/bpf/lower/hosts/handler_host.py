@@ -1,8 +1,8 @@
 """
 The kernel interface of a handler, in eBPF: registers of the hit thread, its memory, identities, the clock, the ring.
 
-Templates reach the outside only through this interface. A method documents the registers that it uses; calls of helpers
-clobber R0-R5.
+Templates reach the outside only through this interface. Docstrings of methods describe the code that they write, and
+the registers that it uses; calls of helpers clobber R0-R5.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ _R = Register
 
 
 def can_share(assembled: Assembled) -> bool:
-    """Return whether a handler can be part of a program with others: it must not be a callback with its own frame."""
+    """Return whether a handler can share a BPF program with others; False if it is a callback of ``bpf_loop``."""
     return not any((insn.opcode, insn.src, insn.imm) == (CALL, CallKind.HELPER, Helper.LOOP) for insn in assembled.code)
 
 
 def dispatch(handlers: Sequence[tuple[int, Assembled]], mask: int) -> Assembled:
     """
-    Return one program for handlers, each with the number of its probepoint, in ascending order.
+    Return one BPF program for handlers, each with the number of its probepoint, in ascending order.
 
     The handlers were lowered as ``Request.shared``. The number is the attach cookie, masked by ``mask``.
     """
@@ -81,7 +81,7 @@ def dispatch(handlers: Sequence[tuple[int, Assembled]], mask: int) -> Assembled:
 
 
 def _choose(asm: Assembler, numbers: Sequence[int], leaves: Sequence[Label]) -> None:
-    """Jump to the leaf whose number is in R0."""
+    """Jump to the label in ``leaves`` whose number, of the ascending ``numbers``, is in R0."""
     if len(leaves) == 1:
         asm.jump(leaves[0])
         return
@@ -206,14 +206,14 @@ class Host(Identities, ProbeTable):
         self._asm.call(Helper.GET_ATTACH_COOKIE)
 
     def begin(self) -> None:
-        """Write the first code of the program; clobbers R0-R5."""
+        """Write the first code of the BPF program; clobbers R0-R5."""
 
     def load_result(self) -> None:
-        """Load the return value of the program to R0."""
+        """Load the return value of the BPF program to R0."""
         self._asm.mov(Register.R0, 0)
 
     def override_return(self) -> None:
-        """Make the entered function return R2 at once; only at a KPROBE. Clobbers R0-R5."""
+        """Make the entered function return R2 without executing its code; only at a KPROBE. Clobbers R0-R5."""
         self._asm.mov(Register.R1, CONTEXT)
         self._asm.call(Helper.OVERRIDE_RETURN)
 
@@ -392,9 +392,9 @@ class Host(Identities, ProbeTable):
         """
         Set R2 bytes at R1 to zero; clobbers R0-R5.
 
-        A helper must "fill all bytes or clear them in error case" where it takes uninitialised memory
-        (ARG_PTR_TO_UNINIT_MEM in the kernel's include/linux/bpf.h), and no user memory is at the last address. In a
-        process that access would be a real fault; there, no verifier forbids a loop.
+        In the kernel, a helper is called to read the highest address, where no user memory is. Helpers clear their
+        buffer on an error (ARG_PTR_TO_UNINIT_MEM in the kernel's include/linux/bpf.h). In a process such a read would
+        be a fault, so a loop clears the bytes; no verifier forbids the loop there.
         """
         if not self._request.abilities.verified:
             self._clear_in_loops()
@@ -419,7 +419,11 @@ class Host(Identities, ProbeTable):
         asm.place(done)
 
     def kernel_stack(self) -> None:
-        """Write up to R2 bytes of the kernel's call stack to R1; R0 is their number, or an error. Clobbers R1-R5."""
+        """
+        Write up to R2 bytes of the kernel's call stack to R1; R0 is their number, or a negative error.
+
+        Clobbers R1-R5.
+        """
         asm = self._asm
         if self._word_size == 4:  # code of 32-bit programs is interrupted, and the kernel has no such code
             asm.mov(Register.R0, 0)
@@ -432,7 +436,7 @@ class Host(Identities, ProbeTable):
 
     def user_stack(self, area: int, work: int, log_mask: int, key: int | None = None) -> None:
         """
-        Reserve R2 bytes at R1 for the call stack of the program; R0 is R2. Clobbers R1-R5 and R9.
+        Reserve R2 bytes at R1 for the user call stack; R0 is R2. Clobbers R1-R5 and R9.
 
         The ring entry from which the stack is unwound is built at offset ``area`` of the state, with four words at
         ``work`` for temporary use. R1 is the address after a prefix at LP; with ``key`` it is that offset of the state,
@@ -451,7 +455,7 @@ class Host(Identities, ProbeTable):
 
     def user_registers(self, nobody: Label, to: Callable[[Register], None]) -> None:
         """
-        Write the program's registers as ``struct pt_regs`` to the address that ``to`` loads. Clobbers R0-R5.
+        Write the thread's user registers as ``struct pt_regs`` to the address that ``to`` loads. Clobbers R0-R5.
 
         Go to ``nobody`` in a thread of the kernel.
         """
@@ -516,6 +520,6 @@ class Host(Identities, ProbeTable):
         asm.jump_if_word(Jump.JNE, Register.R1, core_stop_layout.CLOSED, 0, refused)
 
     def stop_process(self) -> None:
-        """Stop the process before it continues in its own code."""
+        """Send SIGSTOP to the process, which stops before it returns to user mode."""
         self._asm.mov(Register.R1, _STOP)
         self._asm.call(Helper.SEND_SIGNAL)

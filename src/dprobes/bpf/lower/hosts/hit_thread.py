@@ -34,7 +34,7 @@ REGISTER_OFFSETS = {
 """Offsets of registers in ``struct pt_regs`` (arch/x86/include/asm/ptrace.h), for 32-bit processes as well."""
 
 USER_MODE = 3
-"""The bits of ``cs`` that are all set in user mode."""
+"""The privilege level (CPL) in ``cs``; both bits are set in user mode."""
 
 
 def task_registers(asm: Assembler, nobody: Label) -> None:

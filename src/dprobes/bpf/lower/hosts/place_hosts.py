@@ -1,8 +1,8 @@
 """
-The kernel interface of a handler in the kernel, in eBPF: it runs in kernel code, and has a user context besides.
+The interface of handlers that are hit in the kernel, in eBPF, with the user context of the current thread.
 
-``push r`` shows registers of the hit, ``push u`` those of the current thread's program as it entered the kernel.
-Addresses of both halves are read, each by its own helper.
+``push r`` pushes registers of the hit, ``push u`` those with which the current thread entered the kernel. Addresses of
+both halves are read, each by its own helper.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _read(asm: Assembler, from_kernel: Helper, from_user: Helper) -> None:
 
 
 class AnywhereHost(Host):
-    """The writer of the kernel interface of a handler for programs that is hit in programs and in the kernel alike."""
+    """The writer of the kernel interface of a handler that is hit in user mode and in the kernel."""
 
     has_user_context = True
 
@@ -131,11 +131,11 @@ class KernelHost(Host):
         _load_user_register(self._asm, name, nobody)
 
     def user_registers(self, nobody: Label, to: Callable[[Register], None]) -> None:
-        """Write the registers with which the program entered the kernel."""
+        """Write the registers with which the thread entered the kernel."""
         copy_task_registers(self._asm, nobody, to)
 
     def load_bias(self, dst: Register) -> None:
-        """Load 0: the addresses of the kernel's symbols are known when a program is inserted."""
+        """Load 0: the run-time addresses of the kernel's symbols are known when a probe program is inserted."""
         self._asm.mov(dst, 0)
 
     def load_copy_bias(self, dst: Register) -> None:
@@ -206,7 +206,11 @@ class TracepointHost(KernelHost):
         self._asm.mov(dst, 0)
 
     def traced_field(self, name: str, nobody: Label) -> None:
-        """Load a field to R0, for 64-bit and 32-bit programs; go to ``nobody`` after a null pointer. Clobbers R1-R3."""
+        """
+        Load a field to R0, for 64-bit and 32-bit processes; go to ``nobody`` after a null pointer.
+
+        Clobbers R1-R3.
+        """
         asm, traced = self._asm, self._request.traced
         field = traced.fields.get(name) if traced is not None else None
         if field is None:
@@ -249,7 +253,7 @@ class TracepointHost(KernelHost):
 
     def _place(self, field: TracedField, path: Sequence[int], nobody: Label) -> None:
         """
-        Load to R2 the address to which the last offset of a path is relative, for an empty path the program's argument.
+        Load to R2 the address to which a path's last offset is relative, for an empty path the BPF context.
 
         Go to ``nobody`` after a null pointer.
         """
@@ -292,7 +296,7 @@ class TrampolineHost(KernelHost):
     """The writer of the kernel interface of a handler at a trampoline."""
 
     def begin(self) -> None:
-        """Let the function be executed by default: set the return value of the program to 0."""
+        """Set the return value of the BPF program to 0, with which the function is executed."""
         if self._request.placement is Placement.MODIFY_RETURN:
             self._asm.store(_R.R10, _RESULT, 0)
 
@@ -304,7 +308,7 @@ class TrampolineHost(KernelHost):
             super().load_result()
 
     def override_return(self) -> None:
-        """Make the function return R2 without executing it."""
+        """Make the entered function return R2 without executing its code."""
         self._asm.store(_R.R10, _RESULT, _R.R2)
 
     def register(self, dst: Register, name: str) -> None:
@@ -336,7 +340,7 @@ class InlineHost(Host):
     """The writer of the interface of a handler in a process that may stop the process, or skip a function."""
 
     def begin(self) -> None:
-        """Let the instruction be executed by default: clear the word for the trampoline."""
+        """Clear the word for the trampoline, which then executes the instruction."""
         self._asm.store(CONTEXT, INLINE_ENDING, 0)
 
     def note_stop(self, refused: Label) -> None:
@@ -347,6 +351,6 @@ class InlineHost(Host):
         self._asm.store(CONTEXT, INLINE_ENDING, _R.R8)
 
     def override_return(self) -> None:
-        """Make the entered function return R2 at once."""
+        """Make the entered function return R2 without executing its code."""
         self._asm.store(CONTEXT, REGISTER_OFFSETS["eax"], _R.R2)
         self._asm.store(CONTEXT, INLINE_ENDING, SKIPPED)

@@ -2,12 +2,13 @@
 The mapping at an address, in eBPF: ``bpf_find_vma``, with callbacks that follow kernel structures.
 
 Some pages come from a server in user space, which may never deliver them. They are pages of a file on FUSE, which any
-user can mount, or of memory that is registered with userfaultfd(2). A handler that reads the page sleeps until then,
-and its probe cannot be removed. So in processes of other users it waits only for pages of the kernel itself. A race
-remains, here as under ptrace (``served_pages``): a thread can change the mapping between the answer and the read.
+user can mount, or of memory that is registered with userfaultfd(2). A handler that reads such a page sleeps until its
+delivery, and its probe cannot be removed. So in processes of other users, handlers wait only for pages that the kernel
+itself provides. A race remains, here as under ptrace (``served_pages``): a thread can change the mapping between the
+answer and the read.
 
-The helper does not wait for the lock of the mappings. Where interrupts are off, only one call succeeds until they are
-on again. Further calls return EBUSY, which the caller must handle.
+The helper does not wait for the lock of the mappings (mmap_lock). With interrupts disabled, only one call succeeds
+until they are enabled again. Further calls return EBUSY, which the caller must handle.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class VmaQuestions:
         self._asm.load(dst, _R.R10, _ADDRESS)
 
     def write_callback(self) -> None:
-        """Write the callback that the kernel calls with the mapping (R2) and the program's stack (R3)."""
+        """Write the callback that the kernel calls with the ``vm_area_struct`` (R2) and the BPF stack (R3)."""
         if self._callback is None:
             return
         asm, layout, anonymous = self._asm, self._layout, self._asm.label()
@@ -112,7 +113,7 @@ _FUSE = 0x6573_5546
 """FUSE_SUPER_MAGIC (include/uapi/linux/magic.h)."""
 
 _MAPPINGS_MAX = 4
-"""Maximum number of mappings that one read may span."""
+"""Maximum number of mappings of the pages of one read."""
 
 _END, _OWN_FRAME = -8, _R.R10
 

@@ -279,7 +279,7 @@ class VirtualStack:
     # Registers
 
     def take(self) -> Register:
-        """Return a free register, allocated until the end of the instruction."""
+        """Allocate a free register until ``release``, and return it; spill the oldest cell if none is free."""
         used = {cell.value for cell in self._cells.values() if isinstance(cell.value, Register)}
         free = next((r for r in _POOL if r not in used and r not in self._held), None)
         if free is None:
@@ -288,7 +288,7 @@ class VirtualStack:
         return free
 
     def _spill(self) -> Register:
-        """Write the oldest cell that is in a register to memory, and return the register."""
+        """Write the cell that was first put in a register to memory, and return that register."""
         for position, cell in self._cells.items():
             if isinstance(cell.value, Register) and cell.value not in self._held:
                 self._store(position)

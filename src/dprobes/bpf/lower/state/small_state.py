@@ -1,14 +1,14 @@
 """
-Handlers that need little state, and have it on the program's stack: a hit claims no element of SCRATCH.
+Handlers with a small state, which is on the BPF stack: a hit claims no element of SCRATCH.
 
 ::
 
     R10 - 512 ..             the state: the fields that are read, and the record with its header and log
               .. R10         what the code has on the stack anyway
 
-A handler is written as any other, but without the claim. Then each access to the state is moved to its place on the
-stack, and stores to fields that nothing reads are left out. That fails if the code calculates with an address in the
-state, or if the state does not fit; the handler is then written anew.
+A handler is written like any other, but without the claim. Then each access to the state is redirected to the stack,
+and stores to fields that nothing reads are omitted. This fails if the code calculates with an address in the state, or
+if the state does not fit; the handler is then written again.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class _Span(NamedTuple):
 
 
 def begin_small(w: Writer) -> None:
-    """Prepare the writer so that the state of the handler can be moved."""
+    """Mark the writer's handler as one with a small state, before code is written: its log is as small as possible."""
     bound = w.flow.log_bound(w.word_size)
     assert bound is not None
     w.is_small, w.log_mask = True, power_of_two(bound + 1) - 1

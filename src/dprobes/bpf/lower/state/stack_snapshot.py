@@ -1,5 +1,5 @@
 """
-The snapshot from which a program's call stack is unwound: its registers, and memory from its stack pointer on.
+The snapshot from which a user call stack is unwound: registers, and memory from the stack pointer on.
 
 Unwinding needs the tables of all files that a process maps, which no handler can search. So the handler copies the data
 that will change, and the reader of the ring unwinds it. The log contains the number of the handler's state, which no
@@ -55,13 +55,13 @@ class SnapshotHost(Protocol):
         """Load the process id."""
 
     def register(self, dst: Register, name: str) -> None:
-        """Load a register of the program."""
+        """Load a register of the hit thread."""
 
     def user_registers(self, nobody: Label, to: Callable[[Register], None]) -> None:
-        """Write the registers of the program."""
+        """Write the thread's user registers."""
 
     def read_memory(self, arguments: Callable[[], None]) -> None:
-        """Read memory of the program."""
+        """Read user memory."""
 
     def task(self) -> None:
         """Load the address of the current thread's ``task_struct`` to R0."""
@@ -89,7 +89,7 @@ def write_snapshot(
         asm.add(register, SCRATCH, area + offset)
 
     def arguments() -> None:
-        """Load the arguments to copy R9 bytes, which are counted already."""
+        """Load the arguments of the read of R9 bytes, which have already been added to the count."""
         asm.load(_R.R1, SCRATCH, copied)
         asm.alu(Alu.SUB, _R.R1, _R.R9)
         asm.alu(Alu.AND, _R.R1, _MASK)

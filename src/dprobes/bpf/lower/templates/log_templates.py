@@ -52,7 +52,7 @@ end = begin
 
 
 def overflow_if(w: Writer, condition: Jump, register: Register, operand: Operand, ignored: Label) -> None:
-    """Raise LOG_OVERFLOW under a condition; if it is ignored, close the log and go to ``ignored``."""
+    """Raise LOG_OVERFLOW if a condition holds; if that exception is ignored, close the log and go to ``ignored``."""
     if w.is_ignored(ExceptionCode.LOG_OVERFLOW):
         full = w.asm.label()
 
@@ -98,7 +98,7 @@ def open_again(w: Writer) -> None:
 
 
 def room(w: Writer, register: Register, size: int, prefix: int = 0) -> None:
-    """Load the number of items of ``size`` bytes that fit into the log buffer after a prefix. Clobbers R9."""
+    """Load the number of items of ``size`` bytes that still fit in the log after ``prefix`` bytes. Clobbers R9."""
     w.asm.load(_R.R9, SCRATCH, Field.LP)
     w.asm.mov(register, w.point.logmax - prefix)
     w.asm.alu(Alu.SUB, register, _R.R9)

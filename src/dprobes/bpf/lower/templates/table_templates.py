@@ -141,7 +141,7 @@ _GREATEST = {
 
 
 def retries(table: Table) -> bool:
-    """Return whether a change may have to be retried."""
+    """Return whether updates of a table's values may have to be retried: those that keep a least or greatest number."""
     return table.kind in _GREATEST
 
 
@@ -170,7 +170,7 @@ def prepare_value(w: Writer, table: Table) -> None:
 
 
 def _find_power(w: Writer) -> None:
-    """Turn the number in R1 into the index of its bucket by powers of two."""
+    """Replace the number in R1 by the index of its bucket, for buckets by powers of two."""
     asm, sign, count = w.asm, _R.R4, _R.R5
     asm.derive(Alu.ARSH, sign, _R.R1, 63)
     asm.alu(Alu.XOR, _R.R1, sign)
@@ -225,7 +225,7 @@ def _offset(table: Table, cell: int) -> int:
 
 
 def write_value(w: Writer, table: Table, again: Label | None) -> None:
-    """Change the value at R0; go to ``again`` if another handler has changed it meanwhile. Clobbers R0-R5."""
+    """Update the value at R0; go to ``again`` if another handler has changed the value meanwhile. Clobbers R0-R5."""
     asm = w.asm
     asm.mov(_R.R5, _R.R0)
     for cell, word in _GREATEST.get(table.kind, ()):

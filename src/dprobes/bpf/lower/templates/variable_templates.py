@@ -1,7 +1,7 @@
 """
 Templates of the heap, and of variables.
 
-The blocks of the heap lie one after the other, as in ``vm.rpn_machine``; the header word of each has its size::
+The blocks of the heap are contiguous, as in ``vm.rpn_machine``; the header word of each has its size::
 
     | size + used | data ... | size + used | data ...
 
@@ -151,7 +151,11 @@ class _VariableKind(NamedTuple):
         return address
 
     def _address_by_call(self, w: Writer, index: Operand, size: int) -> Register:
-        """Get the CPU, or look up the thread's variables, after the registers have been written to memory."""
+        """
+        Return the address of a per-CPU or per-thread variable, which takes a helper call.
+
+        Registers are written to memory first.
+        """
         asm = w.asm
         if isinstance(index, Register):
             asm.store(SCRATCH, w.work(0), index)

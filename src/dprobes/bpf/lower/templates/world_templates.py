@@ -81,7 +81,11 @@ def _push_user_register(w: Writer, i: EncodedInstruction) -> None:
 
 
 def nobody(w: Writer, address: int = 0) -> Label:
-    """Settle the stack; return the label to go to if there is no value: it raises INVALID_ADDR for ``address``."""
+    """
+    Settle the stack; return the label to go to if a value does not exist.
+
+    The code there raises INVALID_ADDR for ``address``.
+    """
     nothing = w.asm.label()
     w.stack.settle()
     w.defer(lambda: w.throw(ExceptionCode.INVALID_ADDR, address), nothing)
@@ -262,7 +266,11 @@ def _push_entry(w: Writer, i: EncodedInstruction) -> None:
 
 
 def _is_entered(w: Writer, *, is_kept: bool = True) -> bool:
-    """Write the exception for a call whose entry was not seen; return False if no call's entry is seen."""
+    """
+    Write code that raises an exception if the entry of the call was not seen.
+
+    Return False if entries are never seen, so that the exception is always raised.
+    """
     if not w.state.entry_words or not is_kept:
         w.stack.flush()
         w.throw(ExceptionCode.INVALID_ADDR, UNSEEN_ENTRY)
