@@ -11,6 +11,7 @@ from dprobes.errors import DprobesError
 from dprobes.extensions.extension import call_extensions
 from dprobes.record.log_record import FIXED_ITEMS, Item, LogRecord
 from dprobes.rpn.instruction_set import PROCESS_NAME_SIZE, UNSEEN_ENTRY
+from dprobes.rpn.performance_counters import COUNTERS
 from dprobes.vm import AddressFault, SelectorFault
 
 if TYPE_CHECKING:
@@ -56,8 +57,10 @@ class FakeContext:
         bytes by physical address, as in ``memory``; a page's physical address by its virtual address.
         ``read_physical`` returns the current contents.
     ``entry``
-        the state at the entry of the call, for a handler at its return: registers by name, and ``time``; None if the
-        entry was not seen.
+        the state at the entry of a call for a handler of its return: registers by name, and ``time``; None if the entry
+        was not seen.
+    ``counters``
+        the thread's performance counters by name; others cannot be read.
     ``cpuid``, ``msr``, ``tables``
         (eax, ebx, ecx, edx) by leaf, value by number, (base, limit) of "gdtr" and "idtr".
     ``usdt_arguments``
@@ -105,6 +108,7 @@ class FakeContext:
         cpuid: Mapping[int, tuple[int, int, int, int]] | None = None,
         msr: Mapping[int, int] | None = None,
         tables: Mapping[str, tuple[int, int]] | None = None,
+        counters: Mapping[str, int] | None = None,
         extensions: Mapping[str, Extension] | None = None,
     ) -> None:
         self.architecture = architecture_called(architecture)
@@ -137,6 +141,7 @@ class FakeContext:
         self.cpuid = dict(cpuid or {})
         self.msr = dict(msr or {})
         self.tables = dict(tables or {})
+        self.counters = dict(counters or {})
         self.extensions = dict(extensions or {})
         self.port_writes: list[tuple[int, int, int]] = []
         self.extension_calls: list[str | None] = []
@@ -337,6 +342,10 @@ class FakeContext:
     def task(self) -> int:
         """Return the address of the thread's task_struct."""
         return self.ids["task"]
+
+    def counter(self, number: int) -> int | None:
+        """Return a performance counter; None if the thread has none of this number."""
+        return self.counters.get(COUNTERS[number].name)
 
     def time(self) -> int:
         """Return the time in nanoseconds."""

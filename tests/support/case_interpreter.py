@@ -254,6 +254,8 @@ def _apply(context: FakeContext, line: ContextLine, target: Target) -> None:
             context.tables[word] = (base, limit)
         case ("failing", name):
             context.extensions[name] = Extension(interpret=_fail)
+        case ("counter", name):
+            context.counters[name] = number & (1 << 64) - 1
         case ("comm", name):
             context.comm = name
         case ("pid" | "tid" | "uid" | "cpu" | "task" | "time",):

@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.lower import Abilities, LoopForm, VmaLayout, is_supported
+from dprobes.bpf.lower.lowering_request import CounterLayout
 from dprobes.engines.ebpf.kernel.kernel_features import Feature, Features
 from dprobes.engines.ebpf.kernel.kernel_types import KernelTypes
 from dprobes.engines.ebpf.kernel.task_structures import paging_layout, vma_layout
@@ -70,6 +71,7 @@ def abilities(loops: LoopForm | None = None, *, sleepable: bool = True) -> Abili
         overrides_returns=True,
         user=os.geteuid(),
         paging=_paging_layout(),
+        counters=CounterLayout({}),
     )
 
 

@@ -96,6 +96,13 @@ def host_of(context: FakeContext, cookie: int, function: int) -> type[Host]:
             else:
                 self._asm.jump(nobody)
 
+        def counter(self, number: int, work: int, unread: Label) -> None:
+            value = context.counter(number)
+            if value is None:
+                self._asm.jump(unread)
+            else:
+                self._asm.mov(Register.R0, value)
+
         def note_stop(self, refused: Label) -> None:
             pass
 

@@ -15,6 +15,7 @@ from dprobes.rpn import instruction_set
 from dprobes.rpn.control_flow import stack_effect
 from dprobes.rpn.instruction_set import Flow, OperandKind, Row
 from dprobes.rpn.keyed_tables import Key, KeyKind, Range, Table, TableKind, Unit
+from dprobes.rpn.performance_counters import COUNTERS
 from dprobes.rpn.rpn_program import (
     Access,
     Address,
@@ -100,6 +101,7 @@ def random_context(random: Random, architecture: Architecture) -> FakeContext:
         traced_fields={name: random.randrange(1 << 64) for name in _FIELDS[1:]},
         usdt_arguments=[a.replace("%e", "%r") if "(" in a and architecture.word_size == 8 else a for a in _ARGUMENTS],
         entry=_entry(random, architecture),
+        counters={counter.name: random.randrange(1 << 64) for counter in COUNTERS[::2]},
         cpuid={1: (1, 2, 3, 4)},
         msr={0x10: random.randrange(1 << 64)},
         tables={"gdtr": (0x1000, 0xFF), "idtr": (0x2000, 0x7F)},
@@ -300,6 +302,8 @@ class RandomPrograms:
                 return random.choice(_FIELDS)
             case OperandKind.TEXT:
                 return random.choice(_TEXTS)
+            case OperandKind.COUNTER:
+                return random.choice(COUNTERS).name
             case OperandKind.ARGUMENT:
                 return random.randrange(len(_ARGUMENTS) + 2)
             case OperandKind.REGISTER:
@@ -432,6 +436,8 @@ class _Defined:
                 operand = self._random.choice(_TEXTS)
             case OperandKind.TABLE:
                 operand = self._random.choice(self._tables).name
+            case OperandKind.COUNTER:
+                operand = self._random.choice(COUNTERS).name
             case OperandKind.ARGUMENT:
                 operand = self._random.randrange(1, len(_ARGUMENTS) + 2)
             case OperandKind.VALUE:

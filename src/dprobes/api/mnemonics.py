@@ -27,6 +27,7 @@ _TEXT = (
     OperandKind.FIELD,
     OperandKind.TEXT,
     OperandKind.TABLE,
+    OperandKind.COUNTER,
 )
 _VALUES = (OperandKind.VALUE, OperandKind.REGISTER)
 _NAMES = {OperandKind.PROCEDURE: "procedure", OperandKind.DISPLACEMENT: "n"}

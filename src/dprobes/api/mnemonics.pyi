@@ -959,6 +959,15 @@ class Instructions(ABC):
         push entry, <register>: stack ``-- value``; raises INVALID_ADDR.
         """
 
+    def push_pmc(self, counter: str) -> Self:
+        """
+        Push a performance counter of the thread, 64 bits, least significant cell on top.
+
+        INVALID_OPERAND(8, number) is raised if it cannot be read. Only differences of two readings have a meaning.
+
+        push pmc, <counter>: stack ``-- value*cells``; raises INVALID_OPERAND.
+        """
+
     def push_time(self) -> Self:
         """
         Push CLOCK_MONOTONIC in nanoseconds, 64 bits, least significant cell on top.

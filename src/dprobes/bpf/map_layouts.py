@@ -19,6 +19,9 @@ __all__ = [
     "CALL_KEY",
     "CALL_MULTIPLIER",
     "CALL_WINDOW",
+    "COUNTER_CELL_SIZE",
+    "COUNTER_READING_SIZE",
+    "COUNTER_SHIFT",
     "CPU_LOAD_SIZE",
     "CROSSED_SIZE",
     "ENTRY_HEAD",
@@ -49,6 +52,8 @@ __all__ = [
     "TICKETS_SHIFT",
     "TIME",
     "CallTable",
+    "CounterCell",
+    "CounterReading",
     "CpuLoad",
     "Entry",
     "MapName",
@@ -120,6 +125,14 @@ class MapName(Enum):
     The key of a thread is its id in the initial namespace. That of an idle thread, whose id is always 0, is its CPU's
     number plus 1 in the upper half.
     """
+    COUNTERS = "counters"
+    """
+    A hash with a cell (``CounterCell``) for each thread and each counter of CPUs that it has read.
+
+    The key is the thread's id, with the number of the counter in the upper half.
+    """
+    COUNTER_EVENTS = "counter_events"
+    """Perf events: that of counter n on CPU c is element ``n << COUNTER_SHIFT | c``."""
     ZEROS = "zeros"
     """Zeros, in the size of a thread's variables or of the largest value of a keyed table."""
     ENTRIES = "entries"
@@ -257,6 +270,35 @@ class ProbeField(IntEnum):
 
 
 PROBE_ENTRY_SIZE = 64
+
+
+class CounterCell(IntEnum):
+    """
+    Offsets of the words of a cell: a counter of a thread that the CPUs count (``bpf.lower.hosts.thread_counters``).
+
+    ``SINCE`` is the count of the CPU when the thread began to run there, and ``TOTAL`` the count before that.
+    ``IS_BROKEN`` is not 0 once the CPU's counter could not be read.
+    """
+
+    SINCE = 0
+    TOTAL = 8
+    IS_BROKEN = 16
+
+
+COUNTER_CELL_SIZE = 24
+
+
+class CounterReading(IntEnum):
+    """Offsets of the words of ``struct bpf_perf_event_value``; the times are in nanoseconds."""
+
+    VALUE = 0
+    ENABLED = 8
+    RUNNING = 16
+
+
+COUNTER_READING_SIZE = 24
+COUNTER_SHIFT = 13
+"""Bits for the number of a CPU in COUNTER_EVENTS: x86-64 has at most 8 192 (NR_CPUS)."""
 
 
 class CpuLoad(IntEnum):

@@ -47,6 +47,8 @@ class Capability(Enum):
     SEGMENTED = "segmented addresses"
     PHYSICAL_MEMORY = "physical memory"
     IO_PORT = "I/O ports"
+    COUNTER = "performance counters of threads"
+    SWITCH_COUNTER = "counting context switches"
     TASK = "the kernel's task structure"
     KERNEL_STACK = "the call stack in the kernel"
     USER_STACK = "the call stack of the program"
@@ -126,6 +128,9 @@ def requirements(program: Program, architecture: Architecture) -> Iterator[Requi
             if instruction.row.syntax == "skip":
                 yield _needed_to_skip(instruction, in_kernel=program.modtype is not ModuleType.USER)
                 continue
+            if instruction.row.operand_kind is OperandKind.COUNTER:
+                yield _needed_to_count(instruction)
+                continue
             for capability in _needed_by(instruction, architecture):
                 needed = Capability.KERNEL_WRITE if in_kernel and capability in _WRITING else capability
                 yield Requirement(needed, str(instruction), instruction.span)
@@ -146,6 +151,13 @@ def _needed_to_watch(access: Access, span: Span | None, *, in_module: bool) -> R
 def _needed_to_skip(instruction: Instruction, *, in_kernel: bool) -> Requirement:
     capability = Capability.KERNEL_SKIP if in_kernel else Capability.SKIP
     return Requirement(capability, str(instruction), instruction.span, _NO_OVERRIDE if in_kernel else None)
+
+
+def _needed_to_count(instruction: Instruction) -> Requirement:
+    if instruction.operand == "context-switches":
+        hurdle = "an engine that stops the thread at a hit adds context switches of its own"
+        return Requirement(Capability.SWITCH_COUNTER, str(instruction), instruction.span, hurdle)
+    return Requirement(Capability.COUNTER, str(instruction), instruction.span)
 
 
 def _needed_by(instruction: Instruction, architecture: Architecture) -> Iterator[Capability]:

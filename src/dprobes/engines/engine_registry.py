@@ -234,7 +234,7 @@ _PTRACE = EngineRow(
     hit_time=100_000,
     factory="dprobes.engines.ptrace.ptrace_engine:engine_for",
     scopes=frozenset({ScopeKind.TREE}),
-    capabilities=_INTERPRETED | {Capability.FLOATING_POINT, Capability.CPUID},
+    capabilities=_INTERPRETED | {Capability.FLOATING_POINT, Capability.CPUID, Capability.COUNTER},
     how_to_ask="use --engine ptrace with -c COMMAND or -p PID",
     is_tracer=True,
     waits_for_modules=True,
@@ -272,7 +272,8 @@ _EBPF = EngineRow(
         cost=1,
         usual_reason="handlers run in the kernel, and nothing in the program needs ptrace",
         scope_reason="only it probes processes that it did not start or attach to",
-        found_by_trying=_WRITING | {Capability.KERNEL_MODULE, Capability.KERNEL_SKIP},
+        found_by_trying=_WRITING
+        | {Capability.KERNEL_MODULE, Capability.KERNEL_SKIP, Capability.COUNTER, Capability.SWITCH_COUNTER},
         support="dprobes.engines.ebpf.ebpf_availability:support",
     ),
     options="dprobes.engines.ebpf.ebpf_options:EbpfOptions",

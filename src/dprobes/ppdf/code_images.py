@@ -15,6 +15,7 @@ from dprobes.arch import architecture
 from dprobes.errors import FormatError
 from dprobes.rpn.instruction_encoding import CodeImage, EncodedInstruction, Relocation, decode_one, encode
 from dprobes.rpn.instruction_set import OperandKind
+from dprobes.rpn.performance_counters import COUNTERS
 from dprobes.rpn.rpn_program import Code, Expression, Instruction
 
 if TYPE_CHECKING:
@@ -204,6 +205,8 @@ class _Encoded:
                 return text if self._places[text] == value else _unknown("label")
             case OperandKind.PROCEDURE, int():
                 return procedures[value]
+            case OperandKind.COUNTER, int():
+                return COUNTERS[value].name
             case OperandKind.TABLE, int():
                 return tables[value] if value < len(tables) else _unknown("table")
             case OperandKind.REGISTER, int() if text is not None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from dprobes.rpn import instruction_set
 from dprobes.rpn.instruction_set import Flow, OperandKind, Row, rows_by_opcode, text_problem
+from dprobes.rpn.performance_counters import COUNTERS, counter_number
 from dprobes.rpn.rpn_program import Code, Expression, Instruction
 from dprobes.rpn.word_arithmetic import mask_of
 
@@ -175,6 +176,8 @@ class _Encoder:
                 value = register.index
             case (OperandKind.TABLE, str()):
                 value = self._numbers[operand]
+            case (OperandKind.COUNTER, str()):
+                value = counter_number(operand)
             case (_, Expression()):
                 value = operand.addend if operand.symbol is None else 0
             case (_, int()):
@@ -232,6 +235,8 @@ def decode_one(data: bytes, offset: int, word_size: int, byte_order: Literal["li
     if end > len(data):
         return invalid
     number = int.from_bytes(data[start:end], byte_order, signed=kind.is_signed)
+    if kind is OperandKind.COUNTER and number >= len(COUNTERS):
+        return invalid
     return EncodedInstruction(offset, row, number + end if kind in _RELATIVE else number, end)
 
 

@@ -84,7 +84,7 @@ TEXT_MAX = 200
 PROCESS_NAME_SIZE = 16
 """Size in bytes of a process name in the kernel, trailing NULs included (TASK_COMM_LEN)."""
 
-VERSION = 5
+VERSION = 6
 """Version of the instruction set; it grows by one when an encoded instruction is added or changes its meaning."""
 
 OURS = "dprobes 0.1"
@@ -202,6 +202,7 @@ class OperandKind(Enum):
     TEXT = "text"
     TABLE = "table"
     ARGUMENT = "argument"
+    COUNTER = "counter"
 
     @property
     def width(self) -> int:
@@ -247,6 +248,7 @@ _WIDTHS = {
     OperandKind.TEXT: -1,
     OperandKind.TABLE: 2,
     OperandKind.ARGUMENT: 1,
+    OperandKind.COUNTER: 1,
 }
 
 
@@ -546,6 +548,7 @@ _SYSTEM = (
     Row(0xAF, "push usdt, <argument>", "-- value", Group.SYSTEM, "Push an argument of the USDT probe that was hit, counted from 1, with the size and sign in the probe's note.", _ADDR, since=OURS),
     Row(0xAD, "push elapsed", "-- elapsed*cells", Group.SYSTEM, "Push the nanoseconds from the entry of the returning call to this hit, 64 bits, least significant cell on top. INVALID_ADDR is raised if the entry was not seen.", _ADDR, since=OURS),
     Row(0xAE, "push entry, <register>", "-- value", Group.SYSTEM, "Push a general register as it was at the entry of the returning call. INVALID_ADDR is raised if the entry was not seen.", _ADDR, since=OURS),
+    Row(0x59, "push pmc, <counter>", "-- value*cells", Group.SYSTEM, "Push a performance counter of the thread, 64 bits, least significant cell on top. INVALID_OPERAND(8, number) is raised if it cannot be read. Only differences of two readings have a meaning.", (_E.INVALID_OPERAND,), since=OURS),
     Row(0xA7, "push time", "-- time*cells", Group.SYSTEM, "Push CLOCK_MONOTONIC in nanoseconds, 64 bits, least significant cell on top.", since=OURS),
 )  # fmt: skip
 

@@ -309,6 +309,8 @@ def _operand(kind: OperandKind, tokens: Sequence[WordToken]) -> Operand:
             return tokens[0].text if kind is OperandKind.FIELD else tokens[0].word
         case OperandKind.TEXT:
             return _text(tokens)
+        case OperandKind.COUNTER:
+            return _counter(tokens)
         case OperandKind.REGISTER if len(tokens) == 1 and tokens[0].kind is TokenKind.NAME:
             return tokens[0].word
         case OperandKind.VALUE:
@@ -327,6 +329,18 @@ def _text(tokens: Sequence[WordToken]) -> str:
     if (problem := instruction_set.text_problem(text)) is not None:
         raise StatementError(problem, tokens)
     return text
+
+
+def _counter(tokens: Sequence[WordToken]) -> str:
+    """Return the name of a performance counter; its parts between hyphens are separate tokens."""
+    from dprobes.rpn.performance_counters import COUNTERS
+
+    name = "".join(token.word for token in tokens)
+    names = [counter.name for counter in COUNTERS]
+    if name not in names:
+        hint = did_you_mean(name[:40], names) or f"the counters are {', '.join(names)}"
+        raise StatementError(f"there is no counter '{name[:40]}'", tokens, hint)
+    return name
 
 
 def _expression(tokens: Sequence[WordToken]) -> Expression:

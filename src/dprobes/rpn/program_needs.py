@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from dprobes.rpn.instruction_encoding import closed
 from dprobes.rpn.instruction_set import ExceptionCode, Flow, OperandKind, rows_by_syntax
 from dprobes.rpn.keyed_tables import TableKind
+from dprobes.rpn.performance_counters import counter_number
 from dprobes.rpn.rpn_program import Address, Expression, ModuleType
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ __all__ = [
     "ELAPSED",
     "ENTRY",
     "USER_STACKS",
+    "counters_read",
     "dumps_core",
     "entry_instructions",
     "entry_registers",
@@ -50,7 +52,7 @@ CORE_DUMP = 3
 
 _ACCESSES = frozenset({ExceptionCode.INVALID_ADDR, ExceptionCode.SEG_FAULT})
 _TARGETS = (
-    *("skip", "remove", "exit <code>", "callk", "push usdt", "push tp", "push task"),
+    *("skip", "remove", "exit <code>", "callk", "push usdt", "push tp", "push task", "push pmc"),
     *("log str", "log mrf", "log kstack", "match str", "vfyr", "seg2lin", "vsa"),
 )
 """First words of instructions that use the target, in addition to instructions that may fault."""
@@ -87,6 +89,13 @@ def writing_instructions(program: Program) -> tuple[Instruction, ...]:
         for instruction in code.instructions
         if instruction.row.writes or stops_target(instruction, program.modtype)
     )
+
+
+def counters_read(program: Program) -> tuple[str, ...]:
+    """Return the names of the performance counters that handlers read, in the order of ``COUNTERS``."""
+    instructions = (instruction for code in program.bodies() for instruction in code.instructions)
+    names = {str(each.operand) for each in instructions if each.row.operand_kind is OperandKind.COUNTER}
+    return tuple(sorted(names, key=counter_number))
 
 
 def makes_records(program: Program) -> bool:

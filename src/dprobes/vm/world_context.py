@@ -177,5 +177,12 @@ class Context(Protocol):
     def time(self) -> int:
         """Return CLOCK_MONOTONIC in nanoseconds."""
 
+    def counter(self, number: int) -> int | None:
+        """
+        Return a performance counter of the thread, by its index in ``COUNTERS``, as 64 bits.
+
+        None if it cannot be read, or if it has not counted all the time and its value would be an estimate.
+        """
+
     def call_extension(self, name: str | None, machine: Any) -> None:
         """Run the registered extension ``name`` on ``machine``, the calling ``Machine``; None: all extensions."""

@@ -7,8 +7,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dprobes.arch.usdt_arguments import Argument, RegisterPart
-from dprobes.rpn.instruction_set import PROCESS_NAME_SIZE
-from dprobes.vm.rpn_machine import read_string
+from dprobes.rpn.instruction_set import PROCESS_NAME_SIZE, ExceptionCode
+from dprobes.vm.rpn_machine import Raised, read_string
 from dprobes.vm.world_context import AddressFault, SelectorFault
 
 if TYPE_CHECKING:
@@ -206,6 +206,17 @@ def _push_entry(machine: Machine, register: Register | None) -> None:
     machine.push(0 if register is None else machine.context.entry_register(register.index))
 
 
+_COUNTER_KIND = 8
+"""Parameter 1 of INVALID_OPERAND for a performance counter."""
+
+
+def _push_counter(machine: Machine, number: int) -> None:
+    value = machine.context.counter(number)
+    if value is None:
+        raise Raised(ExceptionCode.INVALID_OPERAND, _COUNTER_KIND, number)
+    machine.push_wide(value, 64)
+
+
 def _push_width(machine: Machine, operand: int) -> None:
     machine.push(machine.bits if machine.architecture.byte_order == "big" else -machine.bits)
 
@@ -265,6 +276,7 @@ RULES: dict[str, Rule] = {
     "push procid": lambda machine, _: machine.push(machine.context.cpu()),
     "push elapsed": _push_elapsed,
     "push entry, <register>": _push_entry,
+    "push pmc, <counter>": _push_counter,
     "push time": lambda machine, _: machine.push_wide(machine.context.time(), 64),
     "push wid": _push_width,
 }

@@ -25,6 +25,7 @@ OPERANDS = {
     OperandKind.FIELD: "prev_pid",
     OperandKind.TEXT: 'a "text"; // and more',
     OperandKind.TABLE: "hits",
+    OperandKind.COUNTER: "page-faults",
 }
 
 

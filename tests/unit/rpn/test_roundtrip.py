@@ -16,6 +16,7 @@ from dprobes.rpn import instruction_set
 from dprobes.rpn.compilation_passes import check_program, parse_file, parse_source
 from dprobes.rpn.instruction_encoding import CodeImage, decode_all, decode_one, encode
 from dprobes.rpn.instruction_set import OperandKind
+from dprobes.rpn.performance_counters import counter_number
 from dprobes.rpn.program_text import print_program
 from dprobes.rpn.rpn_program import Code, Expression, Instruction, Offset, ProbeDefinition, Program
 from dprobes.source_text import SourceFile
@@ -70,6 +71,8 @@ def _encoded_operand(instruction: Instruction, target: Architecture, image: Code
             return next(place for place, names in image.labels.items() if name in names and start <= place < end)
         case OperandKind.TABLE, str(name):
             return [table.name for table in TABLES].index(name)
+        case OperandKind.COUNTER, str(name):
+            return counter_number(name)
         case OperandKind.PROCEDURE, str(name):
             return image.procedures[name]
         case OperandKind.REGISTER, str(name):
@@ -96,6 +99,7 @@ def test_every_row_goes_through_text_and_bytes(row: instruction_set.Row) -> None
         OperandKind.TEXT: 'a "text" \\ // ; of ü',
         OperandKind.DISPLACEMENT: -7,
         OperandKind.TABLE: "hits",
+        OperandKind.COUNTER: "page-faults",
     }
     operand = operands.get(row.operand_kind, 3)
     instruction = Instruction(row, operand)  # type: ignore[arg-type]

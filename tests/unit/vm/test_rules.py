@@ -11,6 +11,7 @@ from dprobes.arch import Architecture, architecture
 from dprobes.rpn import instruction_set
 from dprobes.rpn.control_flow import stack_effect
 from dprobes.rpn.instruction_set import Flow, OperandKind, Row
+from dprobes.rpn.performance_counters import COUNTERS, counter_number
 from dprobes.rpn.rpn_program import Expression, Instruction, Operand
 from dprobes.testing import run_definition
 from dprobes.vm import AddressFault, Point, SelectorFault, interpreter
@@ -192,6 +193,8 @@ def _operands(random: Random, row: Row, target: Architecture) -> list[Operand]:
             return [random.randrange(-300, 300)]
         case OperandKind.BITS:
             return [random.randrange(1, 70)]
+        case OperandKind.COUNTER:
+            return [random.choice(COUNTERS).name]
         case OperandKind.TABLE:
             return [random.choice(TABLES).name]
         case _:
@@ -205,6 +208,8 @@ def _as_decoded(row: Row, operand: Operand, target: Architecture) -> object:
             return target.register(operand)
         case OperandKind.LABEL | OperandKind.PROCEDURE | None:
             return 0
+        case OperandKind.COUNTER:
+            return counter_number(str(operand))
         case OperandKind.TABLE:
             return [table.name for table in TABLES].index(str(operand))
         case _:

@@ -24,7 +24,7 @@ from dprobes.bpf.lower.templates import ROW_TEMPLATES
 from dprobes.bpf.lower.templates.flow_templates import invalid_opcode, write_trace_routine
 from dprobes.errors import NotSupportedError
 from dprobes.record.log_record import Item
-from dprobes.rpn.instruction_set import Group
+from dprobes.rpn.instruction_set import Group, OperandKind
 from dprobes.rpn.keyed_tables import table_of
 from dprobes.rpn.program_needs import ELAPSED, ENTRY
 
@@ -319,6 +319,8 @@ def is_supported(row: Row, register: CpuRegister | None, abilities: Abilities) -
     if row.syntax == "skip":
         return abilities.overrides_returns
     if row.syntax == "vfyrw" and abilities.vma is None:
+        return False
+    if row.operand_kind is OperandKind.COUNTER and abilities.counters is None:
         return False
     return row.syntax in TEMPLATES and row.operator != "callk" and (abilities.writes_memory or not row.writes)
 

@@ -7,6 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from dprobes.record.log_record import Item
+from dprobes.rpn.performance_counters import COUNTERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ARGUMENT_REGISTERS",
     "Abilities",
+    "CounterLayout",
     "Filter",
     "KeptEntry",
     "LoopForm",
@@ -128,6 +130,22 @@ class StackLayout(NamedTuple):
     bottom: int
 
 
+class CounterLayout(NamedTuple):
+    """
+    The sources of performance counters, by their numbers in ``COUNTERS``.
+
+    ``members`` are the offsets, in bytes, of the 64-bit members of ``task_struct`` whose sum is a counter. ``cells``
+    are the counters that the CPUs count, in the order of their cells.
+    """
+
+    members: Mapping[int, tuple[int, ...]]
+    cells: tuple[int, ...] = ()
+
+    def has_event(self, number: int) -> bool:
+        """Return True if a counter in ``cells`` is a perf event; False if it is the clock."""
+        return COUNTERS[number].name != "task-clock"
+
+
 class Abilities(NamedTuple):
     """
     Abilities of the kernel, or of another host of handlers, that the lowering can use.
@@ -141,6 +159,7 @@ class Abilities(NamedTuple):
     * ``task``: the offsets by which a program reads the items of a thread, instead of one helper call for each item.
     * ``user``, ``paging``: in processes of the user id ``user``, handlers may wait for all memory that they read. In
       other processes they may wait only for memory that, according to ``paging``, is sure to arrive.
+    * ``counters``: the sources of the performance counters that a program can read.
     * ``small_states``: handlers that need little state have it on their stack (``small_state``).
     * ``verified``: the kernel's verifier checks the code, and limits what may be in a small state.
     * ``polled``: the reader of the ring never sleeps, and counts the records itself: handlers neither wake it nor count
@@ -170,6 +189,7 @@ class Abilities(NamedTuple):
     calls: CallTable | None = None
     named_later: bool = False
     copies_stacks: bool = False
+    counters: CounterLayout | None = None
 
 
 class Placement(Enum):

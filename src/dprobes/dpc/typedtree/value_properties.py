@@ -190,7 +190,7 @@ def reads_memory_itself(value: typed_values.Value) -> bool:
         case typed_values.Register(name, _, at_entry):
             return at_entry or not name.startswith(("arg", "ret", "pc", "sp"))
         case typed_values.System(name):
-            return name.startswith(("elapsed", "usdt"))
+            return name.startswith(("elapsed", "usdt", "pmc"))
         case typed_values.Arithmetic("/" | "%"):
             return True
         case typed_values.Variable(_, _, _, index):

@@ -429,6 +429,10 @@ class CallTyper:
                 return typed_values.Register(name.lower(), self._values.types.word)
             case "reg", _:
                 raise self._values.wrong(call.span, "'reg' takes the name of a register", 'write reg("rax")')
+            case "pmc", [syntax_tree.StringLiteral(name)]:
+                return self._counter(name, call.arguments[0].span)
+            case "pmc", _:
+                raise self._values.wrong(call.span, "'pmc' takes the name of a counter", 'write pmc("page-faults")')
             case "sym", [address]:
                 return self._values.converted(self._values.value(address), self._values.types.word, address.span)
             case "bswap" | "ntohs" | "htons" | "ntohl" | "htonl" as name, [number]:
@@ -446,6 +450,16 @@ class CallTyper:
         hint = f"write {call.function}" if call.function in PROVIDED else call_hint(call.function)
         hint = hint or did_you_mean(call.function, [*self._functions, *RESERVED_CALLS])
         raise self._values.wrong(call.span, f"there is no function '{call.function}'", hint)
+
+    def _counter(self, name: str, span: Span) -> Value:
+        """Return the value of a performance counter of the thread."""
+        from dprobes.rpn.performance_counters import COUNTERS
+
+        names = [counter.name for counter in COUNTERS]
+        if name not in names:
+            hint = did_you_mean(name[:40], names) or f"the counters are {', '.join(names)}"
+            raise self._values.wrong(span, f"there is no counter '{name[:40]}'", hint)
+        return typed_values.System(f"pmc, {name}", UNSIGNED_LONG_LONG)
 
     def _misused(self, call: syntax_tree.Call) -> TypingError:
         """Report a call to a function of the language that is wrong or has no value; return the ``TypingError``."""

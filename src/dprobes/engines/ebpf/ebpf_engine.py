@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from dprobes.engines.counter_events import check_counters
 from dprobes.engines.ebpf.attach.site_planner import Planner
 from dprobes.engines.ebpf.ebpf_options import RING_SIZE, Settings
 from dprobes.engines.ebpf.feature_support import kernel_support
@@ -105,6 +106,7 @@ class EbpfEngine(Engine):
     def plan(self, job: Job) -> Plan:
         """Return the plan for the resolved probepoints; raise ``SourceError`` if one is not supported."""
         compiled = job.compiled
+        check_counters(job.program)
         if compiled.everywhere:
             self.plan_everywhere(compiled.everywhere, compiled.diagnostics)
         elif compiled.obstacle is not None:

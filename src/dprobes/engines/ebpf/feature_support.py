@@ -7,7 +7,15 @@ import errno
 import os
 from typing import TYPE_CHECKING
 
-from dprobes.bpf.lower.lowering_request import Abilities, LoopForm, NestingLayout, PagingLayout, StackLayout, VmaLayout
+from dprobes.bpf.lower.lowering_request import (
+    Abilities,
+    CounterLayout,
+    LoopForm,
+    NestingLayout,
+    PagingLayout,
+    StackLayout,
+    VmaLayout,
+)
 from dprobes.engines.ebpf.attach.run_scope import is_initial_namespace
 from dprobes.engines.ebpf.bpf_privilege import is_in_user_namespace, missing_privilege
 from dprobes.engines.ebpf.kernel.kernel_features import Feature, Features
@@ -15,7 +23,8 @@ from dprobes.engines.engine_capabilities import Capability
 from dprobes.engines.engine_registry import KernelSupport
 from dprobes.errors import TargetError, reason_of
 from dprobes.resolve.probed_space import Space, space_of
-from dprobes.rpn.program_needs import ELAPSED, ENTRY, logs_user_stacks
+from dprobes.rpn.performance_counters import counter_number
+from dprobes.rpn.program_needs import ELAPSED, ENTRY, counters_read, logs_user_stacks
 from dprobes.target.btf import Kind
 
 if TYPE_CHECKING:
@@ -53,6 +62,8 @@ FEATURES_OF = {
     Capability.WRITE_MEMORY: (Feature.WRITE_USER,),
     Capability.WRITE_REGISTER: (Feature.WRITE_REGISTERS,),
     Capability.VERIFY_WRITE: (Feature.FIND_VMA, Feature.BTF),
+    Capability.COUNTER: (Feature.READ_KERNEL, Feature.TYPED_TRACEPOINT),
+    Capability.SWITCH_COUNTER: (Feature.READ_KERNEL, Feature.TYPED_TRACEPOINT),
 }
 """Features that a capability needs, all of them."""
 
@@ -114,7 +125,31 @@ def abilities_of(features: Features, program: Program) -> Abilities:
         stack=_stack_layout(features) if logs_user_stacks(program) else None,
         user=os.geteuid(),
         paging=None if in_kernel else _paging_layout(features),
+        counters=_counter_layout(features, counters_read(program)),
     )
+
+
+_TASK_MEMBERS = {
+    "page-faults": ("min_flt", "maj_flt"),
+    "minor-faults": ("min_flt",),
+    "major-faults": ("maj_flt",),
+    "context-switches": ("nvcsw", "nivcsw"),
+    "cpu-migrations": ("se.nr_migrations",),
+}
+"""Members of ``task_struct`` whose sum is a counter, 64 bits each; getrusage(2) reports the first four."""
+
+
+def _counter_layout(features: Features, names: tuple[str, ...]) -> CounterLayout | None:
+    """Return the sources of the counters that a program reads; None if it reads none, or the kernel has no BTF."""
+    if not names or Feature.BTF not in features:
+        return None
+    at = features.types.member_offset
+    members = {
+        counter_number(name): tuple(at("task_struct", member) for member in _TASK_MEMBERS[name])
+        for name in names
+        if name in _TASK_MEMBERS
+    }
+    return CounterLayout(members, tuple(counter_number(name) for name in names if name not in _TASK_MEMBERS))
 
 
 def _loops(features: Features) -> tuple[LoopForm, tuple[int, int, int]]:

@@ -9,8 +9,19 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from dprobes.engines.counter_events import check_counters
 from dprobes.engines.debugger_start import LOOK, Debuggers
-from dprobes.engines.engine_interface import Counts, Engine, Event, Finished, Notice, Pause, RecordBatch, make_changes
+from dprobes.engines.engine_interface import (
+    Counts,
+    Engine,
+    Event,
+    Finished,
+    Notice,
+    Pause,
+    Plan,
+    RecordBatch,
+    make_changes,
+)
 from dprobes.engines.engine_options import EngineOptions
 from dprobes.engines.hits.hit_lifecycle import ProbeLimits
 from dprobes.engines.overload_guard import UNLIMITED, budget_of
@@ -26,7 +37,7 @@ from dprobes.rpn.rpn_program import MANY_PLACES, calls_extensions
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from dprobes.engines.engine_interface import Change, Job, Plan, Scope, ValueChange
+    from dprobes.engines.engine_interface import Change, Job, Scope, ValueChange
     from dprobes.engines.overload_guard import OverloadNotices
     from dprobes.engines.ptrace.client.program_run import NativeSide
     from dprobes.engines.shared_globals import GlobalVariables
@@ -57,6 +68,11 @@ class PtraceEngine(Engine):
             from dprobes.engines.refusals import check_traceable
 
             check_traceable(scope.pid, options.tracers)
+
+    def plan(self, job: Job) -> Plan:
+        """Return the plan; raise ``EngineError`` if the program reads a counter that this machine does not have."""
+        check_counters(job.program)
+        return Plan(self, job)
 
     def attach(self, plan: Plan) -> PtraceSession:
         """Start the tracer and the command, or attach to the process."""

@@ -472,6 +472,7 @@ class MapType(IntEnum):
 
     HASH = 1
     ARRAY = 2
+    PERF_EVENT_ARRAY = 4
     PERCPU_HASH = 5
     LRU_HASH = 9
     ARRAY_OF_MAPS = 12

@@ -28,9 +28,11 @@ __all__ = [
     "enable",
     "move_breakpoint",
     "open_breakpoint",
+    "open_counter",
     "open_cpu_clock",
     "open_process_news",
     "open_uprobe",
+    "read_counter",
     "uprobe_unit",
 ]
 
@@ -236,6 +238,32 @@ def open_cpu_clock(cpu: int, *, period: int = 0, frequency: int = 0) -> int:
     if frequency:
         return _open(_TYPE_SOFTWARE, pid=-1, cpu=cpu, config=_SOFTWARE_CPU_CLOCK, period=frequency, flags=_FREQUENCY)
     return _open(_TYPE_SOFTWARE, pid=-1, cpu=cpu, config=_SOFTWARE_CPU_CLOCK, period=period)
+
+
+_TIME_ENABLED, _TIME_RUNNING = 1 << 0, 1 << 1
+_READING = struct.Struct("=QQQ")
+
+
+def open_counter(kind: int, config: int, *, tid: int = -1, cpu: int = -1) -> int:
+    """
+    Return an event that counts from now on, in one thread or (-1) in all threads on one CPU.
+
+    It counts in the kernel as well as in user mode. The kernel reports ENOENT or EOPNOTSUPP if the machine does not
+    have the event, and EACCES if the user may not count in the kernel (``kernel.perf_event_paranoid``).
+    """
+    attributes = ctypes.create_string_buffer(_WATCH_ATTRIBUTES.size)
+    reads = _TIME_ENABLED | _TIME_RUNNING
+    _WATCH_ATTRIBUTES.pack_into(attributes, 0, kind, _WATCH_ATTRIBUTES.size, config, 0, 0, reads, 0, 0)
+    result: int = _syscall(_SYS_PERF_EVENT_OPEN, ctypes.addressof(attributes), tid, cpu, -1, _FLAG_FD_CLOEXEC)
+    if result < 0:
+        raise system_error(ctypes.get_errno(), "perf_event_open")
+    return result
+
+
+def read_counter(event_fd: int) -> int | None:
+    """Return the count of an event of ``open_counter``; None if the event was not counting all the time."""
+    value, enabled, running = _READING.unpack(os.read(event_fd, _READING.size))
+    return int(value) if enabled == running else None
 
 
 def open_process_news(cpu: int) -> int:

@@ -328,6 +328,18 @@ class Host(Identities, ProbeTable):
         """Change a register of the hit thread."""
         self._asm.store(CONTEXT, REGISTER_OFFSETS[name], src)
 
+    def counter(self, number: int, work: int, unread: Label) -> None:
+        """
+        Load a performance counter of the thread to R0, by its index in ``COUNTERS``. Clobbers R1-R5.
+
+        Go to ``unread`` if it cannot be read. Six words of the state at the offset ``work`` are for temporary use.
+        """
+        from dprobes.bpf.lower.hosts.thread_counters import write_counter
+
+        counters = self._request.abilities.counters
+        assert counters is not None, "the instruction has no code without counters"
+        write_counter(self, self._asm, counters, number, work, unread)
+
     def load_bias(self, dst: Register) -> None:
         """Load the load bias of the module in this process (run-time minus link address). Clobbers R0-R5 and R9."""
         asm = self._asm

@@ -281,6 +281,18 @@ def _is_entered(w: Writer, *, is_kept: bool = True) -> bool:
     return True
 
 
+_COUNTER_KIND = 8
+"""Parameter 1 of INVALID_OPERAND for a performance counter (``vm.world_rules``)."""
+
+
+def _push_counter(w: Writer, i: EncodedInstruction) -> None:
+    number, unread = int(i.operand), w.asm.label()
+    w.stack.settle()
+    w.defer(lambda: w.throw(ExceptionCode.INVALID_OPERAND, _COUNTER_KIND, number), unread)
+    w.host.counter(number, w.work(0), unread)
+    _push_answer(w, 64)
+
+
 def _push_width(w: Writer, i: EncodedInstruction) -> None:
     w.stack.push(-w.bits)  # eBPF is compiled for little endian machines
 
@@ -302,6 +314,7 @@ WORLD_TEMPLATES: dict[str, Template] = {
     "push procid": _ask(lambda host: host.cpu()),
     "push elapsed": _push_elapsed,
     "push entry, <register>": _push_entry,
+    "push pmc, <counter>": _push_counter,
     "push time": _ask(lambda host: host.time(), bits=64),
     "push wid": lambda w, _: w.stack.push(-w.bits),
 }

@@ -154,6 +154,7 @@ class Installation:
             globals=program.gvars if shared is None else 0,
             cpu_variables=program.cvars,
             thread_variables=program.tvars,
+            counters=request.abilities.counters,
             for_tree=request.filter.processes,
             for_events=for_events,
             replaceable=settings.replaceable,

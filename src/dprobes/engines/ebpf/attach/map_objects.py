@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
 
 from dprobes.bpf.lower.lowering_request import Placement
 from dprobes.bpf.map_layouts import (
+    COUNTER_CELL_SIZE,
+    COUNTER_SHIFT,
     CPU_LOAD_SIZE,
     CROSSED_SIZE,
     NOTE_SIZE,
@@ -25,17 +27,29 @@ from dprobes.bpf.map_layouts import (
     power_of_two,
 )
 from dprobes.engines.ebpf.attach.site_spec import DEBUG_REGISTER
-from dprobes.engines.ebpf.kernel.bpf_objects import TOO_MANY_FILES, ArrayMap, Descriptor, HashMap, LruHashMap, OuterMap
+from dprobes.engines.ebpf.kernel.bpf_objects import (
+    TOO_MANY_FILES,
+    ArrayMap,
+    Descriptor,
+    Descriptors,
+    HashMap,
+    LruHashMap,
+    OuterMap,
+)
 from dprobes.engines.ebpf.kernel.ring_reader import RingBuffer
 from dprobes.engines.engine_interface import TableChange, VariableChange
 from dprobes.errors import EngineError, reason_of
+from dprobes.platform.linux.bpf_calls import MapType, create_map, update_element
 from dprobes.platform.linux.cpus import online_cpus
+from dprobes.platform.linux.perf_calls import open_counter
+from dprobes.rpn.performance_counters import COUNTERS
 from dprobes.target.code.uprobe_sites import UprobeClass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
+    from dprobes.bpf.lower.lowering_request import CounterLayout
     from dprobes.engines.ebpf.attach.site_spec import Site
     from dprobes.engines.ebpf.kernel.bpf_objects import KernelTables
     from dprobes.engines.engine_interface import ValueChange
@@ -157,6 +171,8 @@ _THREADS, _THREADS_MIN, _THREADS_SIZE = 1 << 13, 1 << 10, 8 << 20
 """
 Maximum and minimum number of threads with variables at a time, and the size in bytes that limits it between these.
 """
+_COUNTED = 1 << 13
+"""Maximum number of pairs of a thread and a counter that it has read; a handler cannot read further ones."""
 _ENDING = 1 << 16
 """Maximum number of threads between their exit and the release of their thread id."""
 
@@ -165,6 +181,36 @@ def state_count() -> int:
     """Return the number of handlers that can run at once: a few per CPU, as handlers may sleep and be preempted."""
     # A handler takes one of the states of its CPU (``bpf.lower.hits.hit_prologue``).
     return max(_STATES_MIN, power_of_two(_STATES_FOR_CPU * (max(online_cpus()) + 1)))
+
+
+class CounterEvents(Descriptor):
+    """
+    The perf events of a program's counters on each CPU that is online, in a map for handlers.
+
+    The map has one row of CPUs for each of ``counters.cells``; the rows of counters that are no events are empty.
+    """
+
+    def __init__(self, counters: CounterLayout) -> None:
+        size = len(counters.cells) << COUNTER_SHIFT
+        super().__init__(create_map(MapType.PERF_EVENT_ARRAY, 4, 4, size, name="dprobes_pmc"))
+        self._events = Descriptors()
+        try:
+            for row, number in enumerate(counters.cells):
+                if not counters.has_event(number):
+                    continue
+                counter = COUNTERS[number]
+                for cpu in online_cpus():
+                    event = self._events.add(open_counter(counter.kind, counter.config, cpu=cpu))
+                    place = row << COUNTER_SHIFT | cpu
+                    update_element(self.fd, place.to_bytes(4, "little"), event.to_bytes(4, "little"))
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the map and its events."""
+        super().close()
+        self._events.close()
 
 
 class Sizes(NamedTuple):
@@ -179,6 +225,8 @@ class Sizes(NamedTuple):
     globals: int = 0
     cpu_variables: int = 0
     thread_variables: int = 0
+    counters: CounterLayout | None = None
+    """The sources of performance counters; None if the program reads none."""
     for_tree: bool = False
     """True if the scope is a process tree; SCOPE contains the ids of its processes."""
     for_events: bool = False
@@ -238,6 +286,8 @@ class SharedMaps:
         self._successor: OuterMap | None = None
         self._counts = sizes.locals, sizes.cpu_variables
         self._cpus = max(online_cpus()) + 1
+        self.counter_layout = sizes.counters
+        """The sources of performance counters; None if the program reads none."""
         with contextlib.ExitStack() as stack:
             self._stack = stack
             try:
@@ -320,6 +370,9 @@ class SharedMaps:
             from dprobes.bpf.core_stop_layout import STOPS_SIZE
 
             self.stops = self._add(MapName.STOPS, ArrayMap(STOPS_SIZE, name="dprobes_stops"))
+        if sizes.counters is not None and sizes.counters.cells:
+            self._add(MapName.COUNTERS, HashMap(8, COUNTER_CELL_SIZE, _COUNTED, "dprobes_counters", preallocated=True))
+            self._add(MapName.COUNTER_EVENTS, CounterEvents(sizes.counters))
         if sizes.notes:
             self._add(MapName.NOTES, LruHashMap(4, NOTE_SIZE, _NOTES, "dprobes_notes"))
         if sizes.loads:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.bpf.bpf_assembler import Assembled, Assembler
 from dprobes.bpf.bpf_instructions import NO_OVERWRITE, OVERWRITE, Alu, Atomic, Helper, Jump, Register, RingOutput, Size
+from dprobes.bpf.lower.hosts.thread_counters import load_key, read_event
 from dprobes.bpf.map_layouts import (
     AWAITING,
     KIND_SHIFT,
@@ -25,6 +26,8 @@ from dprobes.bpf.map_layouts import (
     REMOVED_BY,
     SCOPE_VALUE,
     TICKETS_SHIFT,
+    CounterCell,
+    CounterReading,
     Entry,
     MapName,
     ProbeField,
@@ -40,10 +43,11 @@ from dprobes.platform.linux.bpf_calls import ProgramFlag, ProgramRunner, Program
 from dprobes.target.btf import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from collections.abc import Set as AbstractSet
 
     from dprobes.bpf.bpf_assembler import Label
+    from dprobes.bpf.lower.lowering_request import CounterLayout
     from dprobes.engines.ebpf.kernel.bpf_objects import Descriptors
     from dprobes.engines.ebpf.kernel.kernel_features import Features
     from dprobes.engines.ebpf.kernel.kernel_types import KernelTypes
@@ -54,6 +58,7 @@ __all__ = [
     "begin_exit",
     "begin_fork",
     "delete",
+    "follow_counters",
     "follow_processes",
     "follow_threads",
     "load_argument",
@@ -409,6 +414,98 @@ def _forget(asm: Assembler, known: Known) -> None:
     for name in (MapName.ENDING, MapName.THREAD_VARIABLES, MapName.SPACES):
         if name in known:
             delete(asm, name, _KEY)  # of which a key in SPACES is the lower half
+
+
+_READING = -32
+"""Stack offset of a reading of an event (``CounterReading``)."""
+
+
+def follow_counters(maps: Mapping[MapName, int], types: KernelTypes, counters: CounterLayout) -> Descriptors:
+    """
+    Maintain the cells in COUNTERS until the result is closed.
+
+    A cell is updated when a CPU switches to another thread. It is deleted when its thread executes a program or ends,
+    and once more when another thread gets its id, before that thread first runs.
+    """
+    cells = range(len(counters.cells))
+    programs = {
+        "sched_switch": _switch_program(types, counters),
+        "sched_process_fork": _forget_cells(cells, lambda asm: _load_child(asm, types)),
+        "sched_process_exec": _forget_cells(cells, _load_thread),
+        "sched_process_exit": _forget_cells(cells, _load_thread),
+    }
+    return attach_tracepoints(programs, maps, types)
+
+
+def _load_child(asm: Assembler, types: KernelTypes) -> None:
+    """Load the id of the new thread at ``sched_process_fork(parent, child)`` to R0; clobbers R2."""
+    load_argument(asm, R2, 1)
+    asm.load(R0, R2, types.member_offset("task_struct", "pid"), Size.W)
+
+
+def _forget_cells(cells: Iterable[int], load_id: Callable[[Assembler], None]) -> Assembled:
+    """Return the program that deletes the cells of the thread whose id ``load_id`` loads to R0."""
+    asm = Assembler()
+    load_id(asm)
+    asm.mov(R6, R0)
+    for cell in cells:
+        _store_counter_key(asm, cell)
+        delete(asm, MapName.COUNTERS, _KEY)
+    return finished(asm)
+
+
+def _store_counter_key(asm: Assembler, cell: int) -> None:
+    """Store the key of a cell of the thread in R6 on the stack (``thread_counters.load_key``); clobbers R0 and R1."""
+    asm.mov(R0, R6)
+    load_key(asm, cell)
+    asm.store(R10, _KEY, R0)
+
+
+def _switch_program(types: KernelTypes, counters: CounterLayout) -> Assembled:
+    """
+    Return the program on ``sched_switch(preempt, prev, next, ...)``.
+
+    A thread that has read no counter costs a look-up for each counter.
+    """
+    asm, pid = Assembler(), types.member_offset("task_struct", "pid")
+    load_argument(asm, R8, 2)
+    load_argument(asm, R2, 1)
+    for is_end in (True, False):
+        done = asm.label()
+        asm.load(R6, R2 if is_end else R8, pid, Size.W)
+        asm.jump_if(Jump.JEQ, R6, 0, done)  # the idle thread
+        for cell, number in enumerate(counters.cells):
+            _update_cell(asm, cell, has_event=counters.has_event(number), is_end=is_end)
+        asm.place(done)
+    return finished(asm)
+
+
+def _update_cell(asm: Assembler, cell: int, *, has_event: bool, is_end: bool) -> None:
+    """End (``is_end``) or begin the time of the thread in R6 on this CPU, if it has the cell. Clobbers R0-R5 and R7."""
+    unread, done = asm.label(), asm.label()
+    _store_counter_key(asm, cell)
+    look_up(asm, MapName.COUNTERS, _KEY)
+    asm.jump_if(Jump.JEQ, R0, 0, done)
+    asm.mov(R7, R0)
+    if has_event:
+        read_event(asm, cell, (R10, _READING), unread)
+        asm.load(R0, R10, _READING + CounterReading.VALUE)
+    else:
+        asm.call(Helper.KTIME_GET_NS)
+    if is_end:
+        asm.load(R1, R7, CounterCell.SINCE)
+        asm.alu(Alu.SUB, R0, R1)
+        asm.load(R1, R7, CounterCell.TOTAL)
+        asm.alu(Alu.ADD, R0, R1)
+        asm.store(R7, CounterCell.TOTAL, R0)
+    else:
+        asm.store(R7, CounterCell.SINCE, R0)
+    if has_event:
+        asm.jump(done)
+        asm.place(unread)
+        asm.mov(R1, 1)
+        asm.store(R7, CounterCell.IS_BROKEN, R1)
+    asm.place(done)
 
 
 FAULTS = frozenset({signal.SIGILL, signal.SIGTRAP, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV})

@@ -213,6 +213,11 @@ class EbpfSession(Attachment):
             from dprobes.engines.ebpf.attach.process_programs import follow_threads
 
             stack.enter_context(follow_threads(maps, self._features.types))
+        counters = installed.maps.counter_layout
+        if counters is not None and counters.cells:
+            from dprobes.engines.ebpf.attach.process_programs import follow_counters
+
+            stack.enter_context(follow_counters(maps, self._features.types, counters))
         entries = installed.entries if installed.notes_tickets else None
         self._faults = FaultWatch(maps, entries, self._features, in_scope=self._job.scope.is_tree)
         stack.callback(self._faults.close)

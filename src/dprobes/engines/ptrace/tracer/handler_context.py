@@ -556,6 +556,9 @@ class ThreadContext:
     def task(self) -> int:
         raise InternalError("'push task' was not refused before insertion")
 
+    def counter(self, number: int) -> int | None:
+        return self._thread.counter(number)
+
     def time(self) -> int:
         return time.monotonic_ns()
 

@@ -273,7 +273,7 @@ class ProcessTree:
 
     def remove(self, thread: Thread) -> None:
         """Forget a thread that ended, and its process if it was the last one."""
-        thread.hit.end()
+        thread.end()
         self._threads.pop(thread.tid, None)
         self._taken.pop(thread.tid, None)
         self._programs.forget_thread(thread.tid)

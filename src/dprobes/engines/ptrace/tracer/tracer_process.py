@@ -353,6 +353,7 @@ class Tracer:
         for other in self._threads.of_process(thread.pid):
             if other is not thread:
                 self._counter.forget(other)
+                other.end()
                 del self._threads[other.tid]
                 self._programs.forget_thread(other.tid)
         self._programs.forget_thread(thread.tid)

@@ -17,6 +17,7 @@ from dprobes.platform.linux.ptrace_calls import Register
 if TYPE_CHECKING:
     from collections.abc import Collection, MutableSequence
 
+    from dprobes.engines.counter_events import EventCounters
     from dprobes.engines.hits.hit_context import Changes
     from dprobes.engines.hits.probe_hits import QueuedRecords
     from dprobes.engines.ptrace.breakpoint_sites import Site
@@ -214,6 +215,22 @@ class Thread:
 
     variables: dict[InsertedProgram, MutableSequence[int]] = field(default_factory=dict)
     """Variables that programs have for it, from their first use on."""
+    counters: EventCounters | None = None
+    """Performance counters of the thread; None before the first reading."""
+
+    def counter(self, number: int) -> int | None:
+        """Return a performance counter of the thread; see ``EventCounters.read``."""
+        if self.counters is None:
+            from dprobes.engines.counter_events import EventCounters
+
+            self.counters = EventCounters(self.tid)
+        return self.counters.read(number)
+
+    def end(self) -> None:
+        """Release what only a living thread needs."""
+        self.hit.end()
+        if self.counters is not None:
+            self.counters.close()
 
     def variables_for(self, program: InsertedProgram) -> MutableSequence[int]:
         """Return the variables that a program has for it; they are allocated on first use."""
@@ -235,6 +252,9 @@ class Thread:
         self.parked = None
         self.restarted = None
         self.uid = self.exit_request = None
+        if self.counters is not None:
+            self.counters.close()
+            self.counters = None  # an exec may have changed the thread id
 
 
 class ThreadTable(dict[int, Thread]):

@@ -1,0 +1,73 @@
+"""The kernel's events for the performance counters of programs: which this machine has, and those of a thread."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING
+
+from dprobes.errors import NotSupportedError, PrivilegeError, reason_of
+from dprobes.platform.linux.perf_calls import open_counter, read_counter
+from dprobes.rpn.performance_counters import COUNTERS, Counter, CounterKind
+from dprobes.rpn.program_needs import counters_read
+
+if TYPE_CHECKING:
+    from dprobes.rpn.rpn_program import Program
+
+__all__ = ["EventCounters", "check_counters"]
+
+_PARANOID = "/proc/sys/kernel/perf_event_paranoid"
+
+
+def check_counters(program: Program) -> None:
+    """Raise ``EngineError`` if a program reads a counter that this machine does not have, or the user may not read."""
+    for name in counters_read(program):
+        counter = next(each for each in COUNTERS if each.name == name)
+        try:
+            os.close(open_counter(counter.kind, counter.config, tid=0))
+        except OSError as error:
+            raise _refusal(counter, error) from None
+
+
+def _refusal(counter: Counter, error: OSError) -> NotSupportedError | PrivilegeError:
+    what = f"the counter '{counter.name}' cannot be read"
+    match error.errno:
+        case errno.EACCES | errno.EPERM:
+            with open(_PARANOID, encoding="ascii") as file:
+                level = file.read().strip()
+            hint = "run dprobes as root, give it CAP_PERFMON, or set kernel.perf_event_paranoid to 1"
+            return PrivilegeError(f"{what}: kernel.perf_event_paranoid is {level}", hint=hint)
+        case errno.ENOENT | errno.ENODEV | errno.EOPNOTSUPP if counter.kind is CounterKind.HARDWARE:
+            there_are = ", ".join(each.name for each in COUNTERS if each.kind is CounterKind.SOFTWARE)
+            hint = f"virtual machines often hide the processor's counters; those of the kernel are {there_are}"
+            return NotSupportedError(f"{what}: the processor shows no such counter (PMU)", hint=hint)
+        case _:
+            return NotSupportedError(f"{what}: {reason_of(error)}")
+
+
+class EventCounters:
+    """
+    The counters of one thread that were read at least once: an event for each, by its index in ``COUNTERS``.
+
+    A counter begins at 0 with its first reading.
+    """
+
+    def __init__(self, tid: int) -> None:
+        self._tid = tid
+        self._events: dict[int, int] = {}
+
+    def read(self, number: int) -> int | None:
+        """Return a counter; None if it cannot be opened or read, or has not counted all the time."""
+        try:
+            event = self._events.get(number)
+            if event is None:
+                counter = COUNTERS[number]
+                event = self._events[number] = open_counter(counter.kind, counter.config, tid=self._tid)
+            return read_counter(event)
+        except OSError:
+            return None
+
+    def close(self) -> None:
+        """Close the events; the next reading begins at 0 again."""
+        while self._events:
+            os.close(self._events.popitem()[1])

@@ -1,0 +1,68 @@
+"""
+The performance counters that ``push pmc`` reads, with their events in perf_event_open(2).
+
+A counter counts for one thread. Only the difference of two readings has a meaning: engines may count from the start of
+the thread, or from its first reading.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from functools import cache
+from typing import NamedTuple
+
+__all__ = ["COUNTERS", "Counter", "CounterKind", "counter_number"]
+
+
+class CounterKind(IntEnum):
+    """The source of a counter; the values are perf event types (``enum perf_type_id``)."""
+
+    HARDWARE = 0
+    """The processor's performance monitoring unit (PMU)."""
+    SOFTWARE = 1
+    """The kernel."""
+
+
+class Counter(NamedTuple):
+    """
+    A counter: its name, and its event.
+
+    ``config`` is the event's number in ``enum perf_hw_id`` or ``enum perf_sw_ids`` (include/uapi/linux/perf_event.h).
+    ``name`` is perf(1)'s name of the event.
+    """
+
+    name: str
+    kind: CounterKind
+    config: int
+    doc: str
+
+
+COUNTERS: tuple[Counter, ...] = (
+    Counter("task-clock", CounterKind.SOFTWARE, 1, "Nanoseconds of CPU time."),
+    Counter("page-faults", CounterKind.SOFTWARE, 2, "Page faults, minor and major ones."),
+    Counter("context-switches", CounterKind.SOFTWARE, 3, "Switches of the CPU from this thread to another one."),
+    Counter("cpu-migrations", CounterKind.SOFTWARE, 4, "Moves of the thread to another CPU."),
+    Counter("minor-faults", CounterKind.SOFTWARE, 5, "Page faults that needed no I/O."),
+    Counter("major-faults", CounterKind.SOFTWARE, 6, "Page faults that needed I/O."),
+    Counter("cycles", CounterKind.HARDWARE, 0, "CPU cycles."),
+    Counter("instructions", CounterKind.HARDWARE, 1, "Retired instructions."),
+    Counter("cache-references", CounterKind.HARDWARE, 2, "Accesses to the last-level cache."),
+    Counter("cache-misses", CounterKind.HARDWARE, 3, "Misses of the last-level cache."),
+    Counter("branches", CounterKind.HARDWARE, 4, "Retired branch instructions."),
+    Counter("branch-misses", CounterKind.HARDWARE, 5, "Mispredicted branch instructions."),
+    Counter("bus-cycles", CounterKind.HARDWARE, 6, "Bus cycles."),
+    Counter("stalled-cycles-frontend", CounterKind.HARDWARE, 7, "Cycles stalled during issue."),
+    Counter("stalled-cycles-backend", CounterKind.HARDWARE, 8, "Cycles stalled during retirement."),
+    Counter("ref-cycles", CounterKind.HARDWARE, 9, "CPU cycles at a constant frequency."),
+)
+"""The counters; ``push pmc`` encodes the index in one byte, so new counters are added at the end."""
+
+
+@cache
+def _numbers() -> dict[str, int]:
+    return {counter.name: number for number, counter in enumerate(COUNTERS)}
+
+
+def counter_number(name: str) -> int:
+    """Return the index of a counter in ``COUNTERS``; raise KeyError for an unknown name."""
+    return _numbers()[name]
