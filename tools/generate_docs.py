@@ -30,6 +30,7 @@ from dprobes.rpn.keyed_tables import (
     STRING_SIZE_MAX,
     TABLES_MAX,
 )
+from dprobes.rpn.performance_counters import COUNTERS, CounterKind
 from dprobes.rpn.program_text import KEYWORD_ALIASES, KEYWORDS, Header, Keyword, keywords_of
 from dprobes.rpn.rpn_program import MAX_INSTRUCTIONS
 
@@ -279,7 +280,7 @@ other:
     abort""",
     ),
     "System variables": (
-        "`push elapsed` and `push entry` are for probepoints with `return = yes`.",
+        "`push elapsed` and `push entry` are for probepoints with `return = yes`. [Performance counters](#performance-counters) lists the names for `<counter>`.",
         """\
     push time           // nanoseconds
     push tid
@@ -669,6 +670,19 @@ def stem(name: str) -> str:
     return name.rstrip("0123456789")
 
 
+PMC = """\
+The counters of `push pmc` and `push elapsed`, with the names of perf(1). Each counts for one thread, in user mode and in the
+kernel. [DProbes C](dpc.md#performance-counters) describes which engines have them.
+"""
+
+
+def counter_rows() -> list[str]:
+    """Return the table of performance counters."""
+    sources = {CounterKind.SOFTWARE: "the kernel", CounterKind.HARDWARE: "the processor"}
+    rows = [f"| {n} | `{c.name}` | {sources[c.kind]} | {c.doc} |" for n, c in enumerate(COUNTERS)]
+    return ["| number | counter | counted by | value |", "|---|---|---|---|", *rows]
+
+
 def document() -> str:
     lines = [
         INTRODUCTION,
@@ -685,6 +699,7 @@ def document() -> str:
     lines += ["## Probepoint header", "", *keyword_rows(Header.POINT), ""]
     lines += ["Older spellings: " + ", ".join(f"`{old}` = `{new}`" for old, new in KEYWORD_ALIASES.items()) + ".", ""]
     lines += [*instruction_lines(), TABLES, LOG_BUFFER, *log_item_rows(), ""]
+    lines += ["## Performance counters", "", PMC, *counter_rows(), ""]
     lines += ["## Exception codes", "", EXCEPTIONS, *exception_rows(), ""]
     lines += [
         "## Limits",

@@ -57,8 +57,8 @@ class FakeContext:
         bytes by physical address, as in ``memory``; a page's physical address by its virtual address.
         ``read_physical`` returns the current contents.
     ``entry``
-        the state at the entry of a call for a handler of its return: registers by name, and ``time``; None if the entry
-        was not seen.
+        the state at the entry of a call for a handler of its return: registers and counters by name, and ``time``; None
+        if the entry was not seen.
     ``counters``
         the thread's performance counters by name; others cannot be read.
     ``cpuid``, ``msr``, ``tables``
@@ -320,8 +320,14 @@ class FakeContext:
         self.entry_time()
         return self._by_index(self._registers_at_entry()).get(index, 0)
 
+    def entry_counter(self, number: int) -> int | None:
+        """Return a performance counter at the entry; None if it was not set."""
+        self.entry_time()
+        return (self.entry or {}).get(COUNTERS[number].name)
+
     def _registers_at_entry(self) -> dict[str, int]:
-        return {name: value for name, value in (self.entry or {}).items() if name != "time"}
+        others = {"time", *(counter.name for counter in COUNTERS)}
+        return {name: value for name, value in (self.entry or {}).items() if name not in others}
 
     def tid(self) -> int:
         """Return the thread id."""

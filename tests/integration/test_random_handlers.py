@@ -48,6 +48,7 @@ pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root may map page
 _ELSEWHERE = (
     *("push time", "push elapsed", "push entry, <register>", "push usdt, <argument>", "push tp, <field>", "push task"),
     "push pmc, <counter>",
+    "push elapsed, <counter>",
     *("callk", "callk <name>", "log kstack", "log kstack, <frames>", "log ustack", "log ustack, <frames>"),
     *("exit <code>", "skip"),
 )

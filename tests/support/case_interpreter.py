@@ -225,7 +225,8 @@ def _apply(context: FakeContext, line: ContextLine, target: Target) -> None:
         case ("cv",):
             context.cpu_variables().extend(n & context.architecture.word_mask for n in line.numbers)
         case ("entry", name):
-            mask = (1 << 64) - 1 if name == "time" else context.architecture.word_mask
+            is_long = name == "time" or "-" in name  # the names of most counters have hyphens, those of registers none
+            mask = (1 << 64) - 1 if is_long else context.architecture.word_mask
             context.entry = {**(context.entry or {}), name: number & mask}
         case ("tv",):
             context.thread_variables().extend(n & context.architecture.word_mask for n in line.numbers)

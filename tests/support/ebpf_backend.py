@@ -19,6 +19,7 @@ from dprobes.bpf.lower.hosts.hit_thread import REGISTER_OFFSETS
 from dprobes.bpf.lower.lowering_request import KeptEntry
 from dprobes.bpf.lower.state.handler_state import ABORT, CELLS, EXIT, EXIT_WITH, REMOVE_PROBE, SKIP, Field
 from dprobes.bpf.map_layouts import (
+    COUNTER_UNREAD,
     CPU_LOAD_SIZE,
     ENTRY_HEAD,
     NAME_SIZE,
@@ -61,6 +62,10 @@ __all__ = ["EbpfRunner", "FinalState", "RejectedError", "Stage", "obstacle"]
 _REGISTERS_SIZE, _EVENT_SIZE, _EVENT_ADDRESS = 168, 184, 176
 _PROBES, _PROBE = 4, 2
 """How many entries the probe table has, and which one is the probepoint's."""
+
+
+COUNTERS_KEPT = tuple(range(4))
+"""The counters that are kept of the entry of a call."""
 
 
 class RejectedError(AssertionError):
@@ -144,7 +149,10 @@ class EbpfRunner:
             cvars=cv,
             tvars=tv,
             shared_tables=shared,
-            entry=KeptEntry(tuple((r.name, r.index, r.memory_offset) for r in self._kept_registers())),
+            entry=KeptEntry(
+                tuple((r.name, r.index, r.memory_offset) for r in self._kept_registers()),
+                counters=COUNTERS_KEPT if self.abilities(loops, sleepable=sleepable).counters is not None else (),
+            ),
             symbols=context.symbols,
             extensions={n: e.compile for n, e in context.extensions.items() if e.compile is not None},
             keeps_stack=keeps_stack,
@@ -397,6 +405,8 @@ class EbpfRunner:
                 context.entry_register(index) & self._architecture.word_mask
                 for _, index, _ in self._kept_entry.registers
             ]
+            counted = [context.entry_counter(number) for number in self._kept_entry.counters]
+            values += [COUNTER_UNREAD & (1 << 64) - 1 if count is None else count for count in counted]
             entries[key] = identity + struct.pack(f"=QQ{len(values)}Q", 0, context.entry_time() or 1, *values)
 
     def _thread_variables(self) -> tuple[HashMap, list[int]]:

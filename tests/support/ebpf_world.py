@@ -96,7 +96,7 @@ def host_of(context: FakeContext, cookie: int, function: int) -> type[Host]:
             else:
                 self._asm.jump(nobody)
 
-        def counter(self, number: int, work: int, unread: Label) -> None:
+        def counter(self, number: int, room: tuple[Register, int], unread: Label) -> None:
             value = context.counter(number)
             if value is None:
                 self._asm.jump(unread)

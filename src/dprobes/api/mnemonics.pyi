@@ -941,13 +941,17 @@ class Instructions(ABC):
         push usdt, <argument>: stack ``-- value``; raises INVALID_ADDR.
         """
 
-    def push_elapsed(self) -> Self:
+    def push_elapsed(self, counter: str | None = None) -> Self:
         """
-        Push the nanoseconds from the entry of the returning call to this hit, 64 bits, least significant cell on top.
+        Push what a performance counter has counted from the entry of the returning call to this hit, 64 bits, least significant cell on top.
 
-        INVALID_ADDR is raised if the entry was not seen.
+        INVALID_ADDR is raised if the entry was not seen, INVALID_OPERAND(8, number) if the counter cannot be read.
 
-        push elapsed: stack ``-- elapsed*cells``; raises INVALID_ADDR.
+        push elapsed, <counter>: stack ``-- count*cells``; raises INVALID_ADDR, INVALID_OPERAND.
+
+        push elapsed: stack ``-- elapsed*cells``; raises INVALID_ADDR. Push the nanoseconds from the entry of the
+        returning call to this hit, 64 bits, least significant cell on top. INVALID_ADDR is raised if the entry was not
+        seen.
         """
 
     def push_entry(self, register: int | str) -> Self:

@@ -22,6 +22,7 @@ __all__ = [
     "COUNTER_CELL_SIZE",
     "COUNTER_READING_SIZE",
     "COUNTER_SHIFT",
+    "COUNTER_UNREAD",
     "CPU_LOAD_SIZE",
     "CROSSED_SIZE",
     "ENTRY_HEAD",
@@ -297,6 +298,8 @@ class CounterReading(IntEnum):
 
 
 COUNTER_READING_SIZE = 24
+COUNTER_UNREAD = -1
+"""Value of a counter that could not be read at the entry of a call."""
 COUNTER_SHIFT = 13
 """Bits for the number of a CPU in COUNTER_EVENTS: x86-64 has at most 8 192 (NR_CPUS)."""
 

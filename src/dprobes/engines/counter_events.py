@@ -31,18 +31,16 @@ def check_counters(program: Program) -> None:
 
 def _refusal(counter: Counter, error: OSError) -> NotSupportedError | PrivilegeError:
     what = f"the counter '{counter.name}' cannot be read"
-    match error.errno:
-        case errno.EACCES | errno.EPERM:
-            with open(_PARANOID, encoding="ascii") as file:
-                level = file.read().strip()
-            hint = "run dprobes as root, give it CAP_PERFMON, or set kernel.perf_event_paranoid to 1"
-            return PrivilegeError(f"{what}: kernel.perf_event_paranoid is {level}", hint=hint)
-        case errno.ENOENT | errno.ENODEV | errno.EOPNOTSUPP if counter.kind is CounterKind.HARDWARE:
-            there_are = ", ".join(each.name for each in COUNTERS if each.kind is CounterKind.SOFTWARE)
-            hint = f"virtual machines often hide the processor's counters; those of the kernel are {there_are}"
-            return NotSupportedError(f"{what}: the processor shows no such counter (PMU)", hint=hint)
-        case _:
-            return NotSupportedError(f"{what}: {reason_of(error)}")
+    if error.errno in (errno.EACCES, errno.EPERM):
+        with open(_PARANOID, encoding="ascii") as file:
+            level = file.read().strip()
+        hint = "run dprobes as root, give it CAP_PERFMON, or set kernel.perf_event_paranoid to 1"
+        return PrivilegeError(f"{what}: kernel.perf_event_paranoid is {level}", hint=hint)
+    if counter.kind is CounterKind.SOFTWARE:
+        return NotSupportedError(f"{what}: {reason_of(error)}")
+    there_are = ", ".join(each.name for each in COUNTERS if each.kind is CounterKind.SOFTWARE)
+    hint = f"virtual machines often hide the processor's counters; those of the kernel are {there_are}"
+    return NotSupportedError(f"{what}: the processor shows no such counter (PMU)", hint=hint)
 
 
 class EventCounters:

@@ -51,8 +51,6 @@ COUNTERS: tuple[Counter, ...] = (
     Counter("branches", CounterKind.HARDWARE, 4, "Retired branch instructions."),
     Counter("branch-misses", CounterKind.HARDWARE, 5, "Mispredicted branch instructions."),
     Counter("bus-cycles", CounterKind.HARDWARE, 6, "Bus cycles."),
-    Counter("stalled-cycles-frontend", CounterKind.HARDWARE, 7, "Cycles stalled during issue."),
-    Counter("stalled-cycles-backend", CounterKind.HARDWARE, 8, "Cycles stalled during retirement."),
     Counter("ref-cycles", CounterKind.HARDWARE, 9, "CPU cycles at a constant frequency."),
 )
 """The counters; ``push pmc`` encodes the index in one byte, so new counters are added at the end."""

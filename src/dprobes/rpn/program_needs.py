@@ -18,11 +18,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CORE_DUMP",
+    "COUNTED",
     "ELAPSED",
     "ENTRY",
     "USER_STACKS",
     "counters_read",
     "dumps_core",
+    "entry_counters",
     "entry_instructions",
     "entry_registers",
     "executed_instructions",
@@ -41,8 +43,8 @@ __all__ = [
     "writing_instructions",
 ]
 
-ELAPSED, ENTRY = "push elapsed", "push entry, <register>"
-"""Instructions whose value was stored at the entry of the call that now returns."""
+ELAPSED, ENTRY, COUNTED = "push elapsed", "push entry, <register>", "push elapsed, <counter>"
+"""Instructions that read the entry of the returning call."""
 
 USER_STACKS = ("log ustack", "log ustack, <frames>")
 """Instructions that log user call stacks."""
@@ -151,8 +153,8 @@ def usdt_arguments(program: Program, definition: ProbeDefinition) -> tuple[Instr
 
 
 def entry_instructions(program: Program, definition: ProbeDefinition) -> tuple[Instruction, ...]:
-    """Return the instructions that read values of a call's entry in a handler and in the procedures that it calls."""
-    return tuple(i for i in executed_instructions(program, definition) if i.row.syntax in (ELAPSED, ENTRY))
+    """Return the instructions of a handler, or of a procedure that it calls, that read the entry of a call."""
+    return tuple(i for i in executed_instructions(program, definition) if i.row.syntax in (ELAPSED, ENTRY, COUNTED))
 
 
 def entry_registers(
@@ -168,6 +170,12 @@ def entry_registers(
     names = (each.operand for each in asking if each.row.syntax == ENTRY)
     found = (architecture.register(name) for name in names if isinstance(name, (str, int)))
     return tuple(sorted({r for r in found if r is not None and r.is_kept_at_entry}, key=lambda each: each.index))
+
+
+def entry_counters(program: Program, definition: ProbeDefinition) -> tuple[int, ...]:
+    """Return the counters to store from the entry of a call to its return, as indices in ``COUNTERS``, sorted."""
+    names = {str(i.operand) for i in entry_instructions(program, definition) if i.row.syntax == COUNTED}
+    return tuple(sorted(map(counter_number, names)))
 
 
 def skipping_instruction(program: Program, definition: ProbeDefinition) -> Instruction | None:

@@ -156,6 +156,13 @@ class Context(Protocol):
         Raise as ``entry_time`` does.
         """
 
+    def entry_counter(self, number: int) -> int | None:
+        """
+        Return a performance counter as at the returning call's entry; None if it could not be read there.
+
+        Raise as ``entry_time`` does.
+        """
+
     def pid(self) -> int:
         """Return the process id."""
 

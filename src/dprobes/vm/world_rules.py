@@ -217,6 +217,14 @@ def _push_counter(machine: Machine, number: int) -> None:
     machine.push_wide(value, 64)
 
 
+def _push_counted(machine: Machine, number: int) -> None:
+    before = machine.context.entry_counter(number)
+    now = machine.context.counter(number)
+    if before is None or now is None:
+        raise Raised(ExceptionCode.INVALID_OPERAND, _COUNTER_KIND, number)
+    machine.push_wide(now - before & (1 << 64) - 1, 64)
+
+
 def _push_width(machine: Machine, operand: int) -> None:
     machine.push(machine.bits if machine.architecture.byte_order == "big" else -machine.bits)
 
@@ -277,6 +285,7 @@ RULES: dict[str, Rule] = {
     "push elapsed": _push_elapsed,
     "push entry, <register>": _push_entry,
     "push pmc, <counter>": _push_counter,
+    "push elapsed, <counter>": _push_counted,
     "push time": lambda machine, _: machine.push_wide(machine.context.time(), 64),
     "push wid": _push_width,
 }

@@ -26,7 +26,7 @@ from dprobes.errors import NotSupportedError
 from dprobes.record.log_record import Item
 from dprobes.rpn.instruction_set import Group, OperandKind
 from dprobes.rpn.keyed_tables import table_of
-from dprobes.rpn.program_needs import ELAPSED, ENTRY
+from dprobes.rpn.program_needs import COUNTED, ELAPSED, ENTRY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -197,7 +197,7 @@ class _Handler:
             keys=max((table.key_size + table.kept_bytes for table in image.tables), default=0)
             if _uses(flow, Group.TABLE)
             else 0,
-            entry_words=1 + len(request.entry.registers) if request.entry and flow.uses(ELAPSED, ENTRY) else 0,
+            entry_words=1 + request.entry.words if request.entry and flow.uses(ELAPSED, ENTRY, COUNTED) else 0,
         )
         assert self.state.entry_words <= KEPT_MAX
         self._host = host(asm, architecture, request, **_host_uses(architecture, flow, request))

@@ -273,6 +273,13 @@ class KeptEntry(NamedTuple):
 
     registers: tuple[tuple[str, int, int | None], ...] = ()
     nests: bool = False
+    counters: tuple[int, ...] = ()
+    """Performance counters by their index in ``COUNTERS``; COUNTER_UNREAD stands for one that could not be read."""
+
+    @property
+    def words(self) -> int:
+        """The number of words besides the time: the registers, then the counters."""
+        return len(self.registers) + len(self.counters)
 
 
 class Watched(Enum):

@@ -264,7 +264,7 @@ def needs_entry(value: typed_values.Value) -> bool:
         case typed_values.Register(_, _, at_entry):
             return at_entry
         case typed_values.System(name):
-            return name == "elapsed"
+            return name.startswith("elapsed")
         case typed_values.Both(left) | typed_values.Either(left):
             return needs_entry(left)
         case typed_values.Choice(condition):

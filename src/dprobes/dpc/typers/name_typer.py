@@ -430,7 +430,13 @@ class CallTyper:
             case "reg", _:
                 raise self._values.wrong(call.span, "'reg' takes the name of a register", 'write reg("rax")')
             case "pmc", [syntax_tree.StringLiteral(name)]:
-                return self._counter(name, call.arguments[0].span)
+                return self._counter("pmc", name, call.arguments[0].span)
+            case "elapsed", [syntax_tree.StringLiteral(name)] if self._at_return:
+                return self._counter("elapsed", name, call.arguments[0].span)
+            case "elapsed", [syntax_tree.StringLiteral(_)]:
+                raise self._values.wrong(
+                    call.span, "'elapsed' needs a call that returns", "write the probe with 'return'"
+                )
             case "pmc", _:
                 raise self._values.wrong(call.span, "'pmc' takes the name of a counter", 'write pmc("page-faults")')
             case "sym", [address]:
@@ -451,15 +457,15 @@ class CallTyper:
         hint = hint or did_you_mean(call.function, [*self._functions, *RESERVED_CALLS])
         raise self._values.wrong(call.span, f"there is no function '{call.function}'", hint)
 
-    def _counter(self, name: str, span: Span) -> Value:
-        """Return the value of a performance counter of the thread."""
+    def _counter(self, pushed: str, name: str, span: Span) -> Value:
+        """Return the value of a performance counter of the thread; ``pushed`` is the operand of ``push``."""
         from dprobes.rpn.performance_counters import COUNTERS
 
         names = [counter.name for counter in COUNTERS]
         if name not in names:
             hint = did_you_mean(name[:40], names) or f"the counters are {', '.join(names)}"
             raise self._values.wrong(span, f"there is no counter '{name[:40]}'", hint)
-        return typed_values.System(f"pmc, {name}", UNSIGNED_LONG_LONG)
+        return typed_values.System(f"{pushed}, {name}", UNSIGNED_LONG_LONG)
 
     def _misused(self, call: syntax_tree.Call) -> TypingError:
         """Report a call to a function of the language that is wrong or has no value; return the ``TypingError``."""

@@ -90,8 +90,8 @@ def durations(program: ProgramTree) -> frozenset[str]:
     """
     Return the variables, and the tables as ``@NAME``, all of whose values are durations in nanoseconds.
 
-    Durations are ``elapsed``, the difference of ``nsecs`` and another time, and sums, differences, choices and casts of
-    durations. Numbers are ignored.
+    Durations are ``elapsed``, CPU time, the difference of ``nsecs`` and another time, and sums, differences, choices
+    and casts of durations. Numbers are ignored.
     """
     assigned: dict[str, list[syntax_tree.Expression]] = {}
     for node in program.walk():
@@ -133,6 +133,8 @@ def _is_duration(value: syntax_tree.Expression, known: frozenset[str]) -> bool:
     match value:
         case syntax_tree.Name(name):
             return name == "elapsed" or name in known
+        case syntax_tree.Call("elapsed" | "pmc", (syntax_tree.StringLiteral("task-clock"),)):
+            return True
         case syntax_tree.TableAccess(name):
             return f"@{name}" in known
         case syntax_tree.Binary("-", syntax_tree.Name("nsecs"), right):

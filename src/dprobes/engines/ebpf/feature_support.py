@@ -24,7 +24,7 @@ from dprobes.engines.engine_registry import KernelSupport
 from dprobes.errors import TargetError, reason_of
 from dprobes.resolve.probed_space import Space, space_of
 from dprobes.rpn.performance_counters import counter_number
-from dprobes.rpn.program_needs import ELAPSED, ENTRY, counters_read, logs_user_stacks
+from dprobes.rpn.program_needs import COUNTED, ELAPSED, ENTRY, counters_read, logs_user_stacks
 from dprobes.target.btf import Kind
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def abilities_of(features: Features, program: Program) -> Abilities:
     rows = [instruction.row for code in program.bodies() for instruction in code.instructions]
     writes, in_kernel = any(row.writes for row in rows), space_of(program) is Space.KERNEL
     verifies = any(row.operator == "vfyrw" for row in rows)
-    asks_for_entries = any(row.syntax in (ELAPSED, ENTRY) for row in rows)
+    asks_for_entries = any(row.syntax in (ELAPSED, ENTRY, COUNTED) for row in rows)
     loops, iterator = _loops(features)
     return Abilities(
         loops=loops,

@@ -283,6 +283,9 @@ class StubContext:
     def task(self) -> int:
         raise InternalError("'push task' was not refused before insertion")
 
+    def entry_counter(self, number: int) -> int | None:
+        raise InternalError(f"performance counter {number} was not refused before insertion")
+
     def counter(self, number: int) -> int | None:
         raise InternalError(f"performance counter {number} was not refused before insertion")
 

@@ -76,6 +76,8 @@ class Site(NamedTuple):
     """For JUMP: the ranges of the function (end excluded), as distances from this instruction in bytes."""
     semaphore: int = 0
     """Distance in bytes from this instruction to the semaphore of its USDT probe, 0 if it has none."""
+    counters: tuple[int, ...] = ()
+    """Performance counters that are read at the function's entry, as indices in ``COUNTERS``."""
     kept: tuple[tuple[int, int | None], ...] = ()
     """
     Values saved at the function's entry: (index of a register, None) each.

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.bpf.bpf_assembler import Assembler
 from dprobes.bpf.bpf_instructions import NO_OVERWRITE, Alu, Atomic, Helper, Jump, Register, Size
-from dprobes.bpf.lower.hosts.handler_host import CONTEXT
+from dprobes.bpf.lower.hosts.handler_host import CONTEXT, COUNTER_ROOM
 from dprobes.bpf.lower.hosts.hit_thread import REGISTER_OFFSETS, read_kernel_word, write_filter
 from dprobes.bpf.lower.lowering_request import Lowered, Placement
 from dprobes.bpf.lower.state.handler_state import StateLayout
@@ -26,6 +26,7 @@ from dprobes.bpf.map_layouts import (
     CALL_KEY,
     CALL_MULTIPLIER,
     CALL_WINDOW,
+    COUNTER_UNREAD,
     PROBE_ENTRY_SIZE,
     PROBE_SHIFT,
     REGISTERS,
@@ -81,7 +82,7 @@ Maximum number of a thread's pending returns that the kernel keeps (MAX_URETPROB
 
 def entry_size(entry: KeptEntry) -> int:
     """Return the size of a value in ENTRIES, in bytes."""
-    return _REGISTERS + 8 * len(entry.registers)
+    return _REGISTERS + 8 * entry.words
 
 
 def entry_program(architecture: Architecture, request: Request, host: type[Host]) -> Lowered:
@@ -101,7 +102,7 @@ def take_entry(asm: Assembler, host: Host, request: Request, word_size: int, coo
     if request.abilities.calls is not None:
         take_from_table(asm, request, SEEN)
         return
-    unseen, count = asm.label(), len(request.entry.registers)
+    unseen, count = asm.label(), request.entry.words
     for word in range(count + 1):
         asm.store(_R.R10, SEEN - 8 * word, 0)
     _write_key(asm, host, request, cookie, unseen)
@@ -249,6 +250,7 @@ class _Recorder:
             asm.copy_from(_R.R10, _ENTRY_KEY + word, _R.R10, self._value + word)
         asm.store(_R.R10, self._value + _BELOW, 0)
         self._keep_registers()
+        self._keep_counters()
         if self._entry.nests:
             self._keep_calls_below()
         asm.call(Helper.KTIME_GET_NS)
@@ -276,6 +278,15 @@ class _Recorder:
             asm.store(_R.R10, place, 0)
             _read_word(asm, self.host, self._word_size, (_R.R10, place), (_R.R10, _FRAME), distance)
             asm.jump_if(Jump.JNE, _R.R0, 0, self._forget)
+
+    def _keep_counters(self) -> None:
+        asm = self._asm
+        for number, counter in enumerate(self._entry.counters, start=len(self._entry.registers)):
+            place, unread = self._value + _REGISTERS + 8 * number, asm.label()
+            asm.store(_R.R10, place, COUNTER_UNREAD)
+            self.host.counter(counter, (_R.R10, self._value - COUNTER_ROOM), unread)
+            asm.store(_R.R10, place, _R.R0)
+            asm.place(unread)
 
     def _load_register(self, name: str) -> None:
         """Load a register to R1. Here the distance of the breakpoint is in the cookie (R8), not in a state."""

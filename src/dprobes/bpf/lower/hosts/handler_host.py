@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dprobes.bpf.bpf_instructions import Insn
     from dprobes.bpf.lower.lowering_request import Request
 
-__all__ = ["CONTEXT", "COOKIE", "SHARED_MAX", "Host", "can_share", "dispatch"]
+__all__ = ["CONTEXT", "COOKIE", "COUNTER_ROOM", "SHARED_MAX", "Host", "can_share", "dispatch"]
 
 # One program for the handlers of many definitions: the attach cookie selects the probepoint that was hit.
 #
@@ -151,6 +151,9 @@ class ProbeTable:
 
 CONTEXT = Register.R6
 """The register with the program's argument: a ``pt_regs``, or a structure that begins with one."""
+
+COUNTER_ROOM = 48
+"""Bytes that ``Host.counter`` uses for temporary data."""
 
 _EVENT_ADDRESS = 176
 """Offset in ``struct bpf_perf_event_data`` of the address that a breakpoint watches."""
@@ -328,17 +331,17 @@ class Host(Identities, ProbeTable):
         """Change a register of the hit thread."""
         self._asm.store(CONTEXT, REGISTER_OFFSETS[name], src)
 
-    def counter(self, number: int, work: int, unread: Label) -> None:
+    def counter(self, number: int, room: tuple[Register, int], unread: Label) -> None:
         """
         Load a performance counter of the thread to R0, by its index in ``COUNTERS``. Clobbers R1-R5.
 
-        Go to ``unread`` if it cannot be read. Six words of the state at the offset ``work`` are for temporary use.
+        Go to ``unread`` if it cannot be read. ``room`` is the place of COUNTER_ROOM bytes for temporary use.
         """
         from dprobes.bpf.lower.hosts.thread_counters import write_counter
 
         counters = self._request.abilities.counters
         assert counters is not None, "the instruction has no code without counters"
-        write_counter(self, self._asm, counters, number, work, unread)
+        write_counter(self, self._asm, counters, number, room, unread)
 
     def load_bias(self, dst: Register) -> None:
         """Load the load bias of the module in this process (run-time minus link address). Clobbers R0-R5 and R9."""

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 from dprobes.bpf.bpf_instructions import NO_OVERWRITE, Alu, Helper, Jump, Register
 from dprobes.bpf.lower.hosts.hit_thread import read_kernel_word
-from dprobes.bpf.lower.state.handler_state import SCRATCH
 from dprobes.bpf.map_layouts import (
     COUNTER_CELL_SIZE,
     COUNTER_READING_SIZE,
@@ -28,7 +27,7 @@ from dprobes.bpf.map_layouts import (
 
 if TYPE_CHECKING:
     from dprobes.bpf.bpf_assembler import Assembler, Label
-    from dprobes.bpf.lower.hosts.handler_host import Host
+    from dprobes.bpf.lower.hosts.hit_thread import Identities
     from dprobes.bpf.lower.lowering_request import CounterLayout
 
 __all__ = ["load_key", "read_event", "write_counter"]
@@ -36,79 +35,75 @@ __all__ = ["load_key", "read_event", "write_counter"]
 _R = Register
 
 _TRIES = 4
-"""How often a handler reads a counter that changes under it before it gives up."""
+"""Maximum number of attempts to read a counter while its cell changes."""
 
-_KEY, _SINCE, _TOTAL, _READING = 0, 1, 2, 3
-"""Words for temporary use: the key of the cell, copies of two of its words, and three for other data."""
-
-WORDS = 6
+_KEY, _SINCE, _TOTAL, _READING = 0, 8, 16, 24
+"""Offsets in the room for temporary data: the key of the cell, copies of two of its words, and three more words."""
 
 
-def write_counter(host: Host, asm: Assembler, counters: CounterLayout, number: int, work: int, unread: Label) -> None:
-    """
-    Load a counter to R0, or go to ``unread`` if it cannot be read. Clobbers R1-R5.
-
-    Six words of the state at the offset ``work`` are for temporary use.
-    """
-    words = tuple(work + 8 * word for word in range(WORDS))
+def write_counter(
+    host: Identities, asm: Assembler, counters: CounterLayout, number: int, room: tuple[Register, int], unread: Label
+) -> None:
+    """Load a counter to R0 (``Host.counter``)."""
     if number in counters.members:
-        _add_members(host, asm, counters.members[number], words, unread)
+        _add_members(host, asm, counters.members[number], room, unread)
     else:
-        _read_cell(host, asm, counters, number, words, unread)
+        _read_cell(host, asm, counters, number, room, unread)
 
 
-def _add_members(host: Host, asm: Assembler, members: tuple[int, ...], words: tuple[int, ...], unread: Label) -> None:
+def _add_members(
+    host: Identities, asm: Assembler, members: tuple[int, ...], room: tuple[Register, int], unread: Label
+) -> None:
     """Load the sum of members of the thread's ``task_struct``, each 64 bits, to R0."""
-    total = words[_TOTAL]
-    asm.store(SCRATCH, total, 0)
+    base, total = room[0], room[1] + _TOTAL
+    asm.store(base, total, 0)
     for offset in members:
         host.task()
-        read_kernel_word(asm, _R.R0, offset, (SCRATCH, words[_READING]), unread)
-        asm.load(_R.R0, SCRATCH, total)
+        read_kernel_word(asm, _R.R0, offset, (base, room[1] + _READING), unread)
+        asm.load(_R.R0, base, total)
         asm.alu(Alu.ADD, _R.R0, _R.R3)
-        asm.store(SCRATCH, total, _R.R0)
+        asm.store(base, total, _R.R0)
 
 
 def _read_cell(
-    host: Host, asm: Assembler, counters: CounterLayout, number: int, words: tuple[int, ...], unread: Label
+    host: Identities, asm: Assembler, counters: CounterLayout, number: int, room: tuple[Register, int], unread: Label
 ) -> None:
     """Load a counter that CPUs count to R0."""
     cell, has_event = counters.cells.index(number), counters.has_event(number)
+    base, key, since, total, reading = room[0], *(room[1] + word for word in (_KEY, _SINCE, _TOTAL, _READING))
     known, done = asm.label(), asm.label()
     host.global_tid()
     asm.jump_if(Jump.JEQ, _R.R0, 0, unread)  # an idle thread: those of all CPUs have this id
     load_key(asm, cell)
-    asm.store(SCRATCH, words[_KEY], _R.R0)
-    asm.look_up(MapName.COUNTERS, SCRATCH, words[_KEY])
+    asm.store(base, key, _R.R0)
+    asm.look_up(MapName.COUNTERS, base, key)
     asm.jump_if(Jump.JNE, _R.R0, 0, known)
-    for word in range(COUNTER_CELL_SIZE // 8):
-        asm.store(SCRATCH, words[_READING + word], 0)
+    for word in range(0, COUNTER_CELL_SIZE, 8):
+        asm.store(base, reading + word, 0)
     asm.load_map(_R.R1, MapName.COUNTERS)
-    asm.add(_R.R2, SCRATCH, words[_KEY])
-    asm.add(_R.R3, SCRATCH, words[_READING])
+    asm.add(_R.R2, base, key)
+    asm.add(_R.R3, base, reading)
     asm.mov(_R.R4, NO_OVERWRITE)
     asm.call(Helper.MAP_UPDATE_ELEM)
     asm.place(known)
     for _ in range(_TRIES):
         again = asm.label()
-        asm.look_up(MapName.COUNTERS, SCRATCH, words[_KEY])
-        asm.jump_if(Jump.JEQ, _R.R0, 0, unread)
+        asm.look_up(MapName.COUNTERS, base, key, unread)
         asm.jump_if_word(Jump.JNE, _R.R0, CounterCell.IS_BROKEN, 0, unread)
-        asm.copy_from(_R.R0, CounterCell.SINCE, SCRATCH, words[_SINCE])
-        asm.copy_from(_R.R0, CounterCell.TOTAL, SCRATCH, words[_TOTAL])
+        asm.copy_from(_R.R0, CounterCell.SINCE, base, since)
+        asm.copy_from(_R.R0, CounterCell.TOTAL, base, total)
         if has_event:
-            read_event(asm, cell, (SCRATCH, words[_READING]), unread)
-            asm.load(_R.R0, SCRATCH, words[_READING] + CounterReading.VALUE)
+            read_event(asm, cell, (base, reading), unread)
+            asm.load(_R.R0, base, reading + CounterReading.VALUE)
         else:
             host.time()
-        asm.store(SCRATCH, words[_READING], _R.R0)
-        asm.look_up(MapName.COUNTERS, SCRATCH, words[_KEY])
-        asm.jump_if(Jump.JEQ, _R.R0, 0, unread)
-        asm.load(_R.R1, SCRATCH, words[_SINCE])
-        asm.load(_R.R2, SCRATCH, words[_TOTAL])
+        asm.store(base, reading, _R.R0)
+        asm.look_up(MapName.COUNTERS, base, key, unread)
+        asm.load(_R.R1, base, since)
+        asm.load(_R.R2, base, total)
         asm.jump_if_word(Jump.JNE, _R.R0, CounterCell.SINCE, _R.R1, again, by=_R.R3)
         asm.jump_if_word(Jump.JNE, _R.R0, CounterCell.TOTAL, _R.R2, again, by=_R.R3)
-        asm.load(_R.R0, SCRATCH, words[_READING])
+        asm.load(_R.R0, base, reading)
         asm.alu(Alu.SUB, _R.R0, _R.R1)
         asm.alu(Alu.ADD, _R.R0, _R.R2)
         asm.jump(done)

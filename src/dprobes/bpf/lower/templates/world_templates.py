@@ -11,6 +11,7 @@ from dprobes.bpf.bpf_instructions import Alu, Jump, Register, Size
 from dprobes.bpf.lower.hosts.hit_thread import REGISTER_OFFSETS
 from dprobes.bpf.lower.hosts.vma_lookup import BUSY, VM_WRITE
 from dprobes.bpf.lower.state.handler_state import KEPT, SCRATCH
+from dprobes.bpf.map_layouts import COUNTER_UNREAD
 from dprobes.errors import NotSupportedError
 from dprobes.rpn.instruction_set import PROCESS_NAME_SIZE, UNSEEN_ENTRY, ExceptionCode
 
@@ -286,10 +287,28 @@ _COUNTER_KIND = 8
 
 
 def _push_counter(w: Writer, i: EncodedInstruction) -> None:
-    number, unread = int(i.operand), w.asm.label()
+    _load_counter(w, int(i.operand))
+    _push_answer(w, 64)
+
+
+def _load_counter(w: Writer, number: int) -> Label:
+    """Load a counter to R0; return the label to go to if it cannot be read."""
+    unread = w.asm.label()
     w.stack.settle()
     w.defer(lambda: w.throw(ExceptionCode.INVALID_OPERAND, _COUNTER_KIND, number), unread)
-    w.host.counter(number, w.work(0), unread)
+    w.host.counter(number, (SCRATCH, w.work(0)), unread)
+    return unread
+
+
+def _push_counted(w: Writer, i: EncodedInstruction) -> None:
+    number, entry = int(i.operand), w.request.entry
+    kept = () if entry is None else entry.counters
+    if entry is None or not _is_entered(w, is_kept=number in kept):
+        return
+    unread = _load_counter(w, number)
+    w.asm.load(_R.R1, SCRATCH, KEPT + 8 * (1 + len(entry.registers) + kept.index(number)))
+    w.asm.jump_if(Jump.JEQ, _R.R1, COUNTER_UNREAD, unread)
+    w.asm.alu(Alu.SUB, _R.R0, _R.R1)
     _push_answer(w, 64)
 
 
@@ -315,6 +334,7 @@ WORLD_TEMPLATES: dict[str, Template] = {
     "push elapsed": _push_elapsed,
     "push entry, <register>": _push_entry,
     "push pmc, <counter>": _push_counter,
+    "push elapsed, <counter>": _push_counted,
     "push time": _ask(lambda host: host.time(), bits=64),
     "push wid": lambda w, _: w.stack.push(-w.bits),
 }

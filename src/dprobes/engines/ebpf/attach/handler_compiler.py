@@ -15,7 +15,7 @@ from dprobes.engines.ebpf.kernel.kernel_features import Feature
 from dprobes.engines.ebpf.kernel.task_structures import task_layout
 from dprobes.record.log_record import Item
 from dprobes.resolve.probe_state import ProbeState
-from dprobes.rpn.program_needs import entry_registers
+from dprobes.rpn.program_needs import entry_counters, entry_registers
 from dprobes.rpn.rpn_program import MANY_PLACES, Point
 
 if TYPE_CHECKING:
@@ -204,7 +204,8 @@ def _kept(
     registers = entry_registers(program, definition, target)
     if registers is None:
         return None
-    return KeptEntry(tuple((each.name, each.index, each.memory_offset) for each in registers), is_uretprobe)
+    kept = tuple((each.name, each.index, each.memory_offset) for each in registers)
+    return KeptEntry(kept, is_uretprobe, entry_counters(program, definition))
 
 
 class HandlerCompiler:

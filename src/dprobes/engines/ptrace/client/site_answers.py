@@ -31,7 +31,7 @@ from dprobes.resolve.probed_space import Space, space_of
 from dprobes.resolve.probepoints import ProbeKind
 from dprobes.rpn.instruction_encoding import CodeImage, encode
 from dprobes.rpn.program_checker import check
-from dprobes.rpn.program_needs import entry_registers
+from dprobes.rpn.program_needs import entry_counters, entry_registers
 from dprobes.rpn.rpn_program import Point
 from dprobes.target.code.function_exits import ExitKind
 from dprobes.target.code.machine_code import decode_at
@@ -350,7 +350,8 @@ def _sites_of(
     if registers is not None:
         raw = probe.instruction.raw
         ways = plan(raw, word_size), copy_of(raw, word_size)
-        yield Site(number, probe.number, probe.offset, raw, *ways, role=Role.ENTRY, kept=kept)
+        counters = entry_counters(program, probe.definition)
+        yield Site(number, probe.number, probe.offset, raw, *ways, role=Role.ENTRY, counters=counters, kept=kept)
     for leaving in probe.code.exits.exits:
         raw = leaving.raw
         is_return = leaving.kind is ExitKind.RETURN

@@ -94,7 +94,7 @@ class Returns:
             except OSError:
                 thread.space.entries.take(thread.pid, probe, frame)
                 continue
-            entry = Entry(now, kept)
+            entry = Entry(now, kept, {number: context.counter(number) for number in site.counters})
             if not self._patcher.keep_call(thread, breakpoint_, probe, frame, entry):
                 thread.space.entries.enter(thread.pid, probe, frame, entry)
 

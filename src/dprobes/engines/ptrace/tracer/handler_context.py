@@ -340,6 +340,9 @@ class ThreadContext:
             raise AddressFault(UNSEEN_ENTRY)
         return value
 
+    def entry_counter(self, number: int) -> int | None:
+        return self._entry().counters.get(number)
+
     def _entry(self) -> Entry:
         if (entry := self.entries.get(self.probe)) is None:
             raise AddressFault(UNSEEN_ENTRY)

@@ -11,6 +11,7 @@ bytes. The jump at its end returns the thread to the program, even if the tracer
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.engines.ptrace.breakpoint_sites import Role
@@ -56,6 +57,8 @@ class Entry(NamedTuple):
 
     time: int
     registers: Mapping[int, int]
+    counters: Mapping[int, int | None] = MappingProxyType({})
+    """Performance counters by their index in ``COUNTERS``; None for those that could not be read."""
 
 
 class Entries:
