@@ -943,7 +943,7 @@ class Instructions(ABC):
 
     def push_elapsed(self, counter: str | None = None) -> Self:
         """
-        Push what a performance counter has counted from the entry of the returning call to this hit, 64 bits, least significant cell on top.
+        Push the increase of a counter since the entry of the returning call, 64 bits, least significant cell on top.
 
         INVALID_ADDR is raised if the entry was not seen, INVALID_OPERAND(8, number) if the counter cannot be read.
 

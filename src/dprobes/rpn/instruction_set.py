@@ -549,7 +549,7 @@ _SYSTEM = (
     Row(0xAD, "push elapsed", "-- elapsed*cells", Group.SYSTEM, "Push the nanoseconds from the entry of the returning call to this hit, 64 bits, least significant cell on top. INVALID_ADDR is raised if the entry was not seen.", _ADDR, since=OURS),
     Row(0xAE, "push entry, <register>", "-- value", Group.SYSTEM, "Push a general register as it was at the entry of the returning call. INVALID_ADDR is raised if the entry was not seen.", _ADDR, since=OURS),
     Row(0x59, "push pmc, <counter>", "-- value*cells", Group.SYSTEM, "Push a performance counter of the thread, 64 bits, least significant cell on top. INVALID_OPERAND(8, number) is raised if it cannot be read. Only differences of two readings have a meaning.", (_E.INVALID_OPERAND,), since=OURS),
-    Row(0x5A, "push elapsed, <counter>", "-- count*cells", Group.SYSTEM, "Push what a performance counter has counted from the entry of the returning call to this hit, 64 bits, least significant cell on top. INVALID_ADDR is raised if the entry was not seen, INVALID_OPERAND(8, number) if the counter cannot be read.", (_E.INVALID_ADDR, _E.INVALID_OPERAND), since=OURS),
+    Row(0x5A, "push elapsed, <counter>", "-- count*cells", Group.SYSTEM, "Push the increase of a counter since the entry of the returning call, 64 bits, least significant cell on top. INVALID_ADDR is raised if the entry was not seen, INVALID_OPERAND(8, number) if the counter cannot be read.", (_E.INVALID_ADDR, _E.INVALID_OPERAND), since=OURS),
     Row(0xA7, "push time", "-- time*cells", Group.SYSTEM, "Push CLOCK_MONOTONIC in nanoseconds, 64 bits, least significant cell on top.", since=OURS),
 )  # fmt: skip
 

@@ -303,12 +303,12 @@ def _as_c_takes_it(value: Value, conversion: Conversion) -> Value:
 
 
 def _as_people_take_it(conversion: Conversion, expression: syntax_tree.Expression) -> Conversion:
-    """Return the conversion that is printed for an expression: ``%v`` of times of calls has a unit."""
+    """Return the conversion that is printed for an expression: ``%v`` of durations has a unit."""
     match expression:
         case syntax_tree.Name("elapsed") | syntax_tree.Call(
             "elapsed" | "pmc", (syntax_tree.StringLiteral("task-clock"),)
         ) if conversion.letter == "v":
-            return replace(conversion, letter="T")
+            return conversion._replace(letter="T")
     return conversion
 
 
