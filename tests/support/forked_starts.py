@@ -73,7 +73,7 @@ def _inherited() -> tuple[object, ...]:
 
 
 class Server:
-    """A running server; it ends with the process that has started it."""
+    """A running server; it ends with the process that has started it, but is no child of that: tests count these."""
 
     def __init__(self) -> None:
         self._line, theirs = socket.socketpair()
@@ -81,13 +81,14 @@ class Server:
         self._inherited = _inherited()
         self._environment = dict(os.environ)
         with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, __file__, str(theirs.fileno())], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
-            )
+            command = [sys.executable, __file__, str(theirs.fileno())]
+            subprocess.run(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, check=True)
 
     def close(self) -> None:
-        self._line.close()
-        self._process.wait()
+        """Wait for the server's end."""
+        with self._line:
+            self._line.shutdown(socket.SHUT_WR)
+            self._line.recv(1)
 
     def can_start(self, args: object, environment: Mapping[str, str] | None, directory: str | None) -> bool:
         """Return whether a process that the server forks has all that an interpreter which is executed would have."""
@@ -279,6 +280,8 @@ def _import_package() -> None:
 def _main() -> None:
     import gc
 
+    if os.fork():
+        os._exit(0)
     line = socket.socket(fileno=int(sys.argv[1]))
     _import_package()
     gc.collect()

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,7 +15,6 @@ from support.forked_starts import ForkedPopen, Server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 DPROBES = [sys.executable, "-m", "dprobes"]
 MISSING = [*DPROBES, "check", "missing.rpn"]
@@ -84,6 +84,16 @@ def test_other_signals_ignored_are_inherited_by_an_exec() -> None:
             assert os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT) is not None
     finally:
         signal.signal(signal.SIGUSR2, former)
+
+
+def test_a_server_is_no_child() -> None:
+    def children() -> str:
+        return Path(f"/proc/self/task/{os.getpid()}/children").read_text()
+
+    before = children()
+    server = Server()
+    assert children() == before
+    server.close()
 
 
 @pytest.mark.usefixtures("forked")
