@@ -11,7 +11,7 @@ __all__ = ["is_in_user_namespace", "missing_privilege"]
 
 _USERS = Path("/proc/self/uid_map")
 _ALL_USERS = ["0", "0", "4294967295"]
-"""Fields of the only line of that file in the initial user namespace (user_namespaces(7))."""
+"""Fields of the only line of ``uid_map`` in the initial user namespace (user_namespaces(7))."""
 
 _CAP_SYS_ADMIN, _CAP_PERFMON, _CAP_BPF = 21, 38, 39  # capability(7)
 
@@ -27,7 +27,7 @@ def missing_privilege() -> str | None:
 
 
 def is_in_user_namespace() -> bool:
-    """Return whether this process is in a user namespace, outside of which its root has no privileges."""
+    """Return whether this process is in a user namespace other than the initial one, where root lacks privileges."""
     try:
         return _USERS.read_text().split() != _ALL_USERS
     except OSError:

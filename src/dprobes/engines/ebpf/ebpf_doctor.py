@@ -1,4 +1,4 @@
-"""Tests of the features that this machine permits the eBPF engine, and of the cost of a probepoint without hits."""
+"""Checks of ``doctor`` for the eBPF engine: the kernel's features, and the cost of a probepoint without hits."""
 
 from __future__ import annotations
 
@@ -44,7 +44,11 @@ _SAMPLES = Use("sample the CPUs", "dprobes run -e 'sample 99hz { @[comm] = count
 
 
 def examine_kernel(features: Features, lockdown: str) -> list[Finding]:
-    """Return the findings about the kernel and its modules; ``lockdown`` is a clause on it, empty without one."""
+    """
+    Return the findings about probepoints in the kernel.
+
+    ``lockdown`` is a clause about it, empty without lockdown.
+    """
     kernel = RunningKernel()
     trampolines = (
         "boot a kernel with CONFIG_DEBUG_INFO_BTF and CONFIG_DYNAMIC_FTRACE_WITH_DIRECT_CALLS that permits them"
@@ -236,7 +240,7 @@ def _sysctl(name: str) -> str:
 
 
 def _compiler() -> str:
-    """Return how the kernel executes BPF programs."""
+    """Return a clause on how the kernel executes BPF programs: JIT or interpreter."""
     if _sysctl("net/core/bpf_jit_enable") == "0":
         return "interpreted, several times slower: set net.core.bpf_jit_enable to 1"
     return f"compiled, Linux {os.uname().release}"
@@ -272,7 +276,7 @@ _BASE, _HEADER_SIZE, _ENTRY_SIZE = 0x400000, 64, 56
 
 
 def _waiting_program() -> bytes:
-    """Return a whole x86-64 ELF program that waits for ever."""
+    """Return an x86-64 ELF executable that waits forever in pause(2)."""
     start = _HEADER_SIZE + _ENTRY_SIZE
     size = start + len(_CODE)
     header = b"\x7fELF\x02\x01\x01" + bytes(9)
@@ -284,7 +288,7 @@ def _waiting_program() -> bytes:
 
 
 def _cost() -> Finding:
-    """Measure the change of memory of a process that maps a file with a probepoint."""
+    """Measure by how much a uprobe increases the private memory of a process that maps the file."""
     from dprobes.engines.ebpf.attach.handler_objects import attach_nothing
 
     what = "insert a probepoint into a program"
@@ -313,13 +317,13 @@ def _cost() -> Finding:
 
 
 def _await_sleep(pid: int) -> None:
-    """Wait until the program has reached its pause: before that its page may not be in use."""
+    """Wait until the executable sleeps in pause(2): before that, its page of code may not be mapped."""
     until = time.monotonic() + _STARTING_TIME
     while thread_state(pid) != "S" and time.monotonic() < until:
         time.sleep(0.001)
 
 
 def _private_memory(pid: int) -> int:
-    """Return the KiB of memory that a process shares with no file, and so with no other process."""
+    """Return the KiB of a process's memory that is private, and so shared with no file and no other process."""
     found = re.findall(r"^Anonymous: +(\d+) kB", Path(f"/proc/{pid}/smaps").read_text(), re.MULTILINE)
     return sum(int(size) for size in found)

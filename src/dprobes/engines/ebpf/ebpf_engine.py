@@ -1,4 +1,4 @@
-"""The eBPF engine: its plans, and its sessions."""
+"""The eBPF engine as ``Engine``: it makes plans, and attaches them as sessions."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ MANY_PLACES = 500
 
 MANY_BREAKPOINTS = 50_000
 """
-Number of breakpoints in other processes that are too many to be inserted for one command.
+Number of breakpoints in other processes above which the ptrace engine is preferred for one command.
 
-To write a breakpoint and to remove it took 4 us in processes that slept, and 77 us in those of a busy machine. A hit by
-one of these processes meanwhile counts nowhere. With ptrace, breakpoints are in the command only.
+To write and remove a breakpoint took 4 us in sleeping processes, and 77 us on a busy machine. A hit by one of these
+processes meanwhile is not counted. The ptrace engine inserts breakpoints only in the command.
 """
 
 
@@ -49,7 +49,7 @@ class EbpfEngine(Engine):
     Engine that probes files in all processes that map them, with handlers compiled to eBPF that run in the kernel.
 
     ``symbols``, ``allow_write``, ``exact`` and ``command`` are passed to the ``Planner``, the others to ``Settings``.
-    Any thread may use an engine, and sessions may share it.
+    Any thread may use an engine; an engine can have several sessions.
     """
 
     name = "ebpf"
@@ -84,16 +84,20 @@ class EbpfEngine(Engine):
 
     @cached_property
     def support(self) -> KernelSupport:
-        """Support of the engine by this kernel."""
+        """This kernel's support for the engine."""
         return kernel_support(self.features)
 
     @property
     def found_capabilities(self) -> Container[Capability]:
-        """Further capabilities on this kernel; each is tried when it is asked for."""
+        """Further capabilities on this kernel; a look-up tests the kernel."""
         return self.support.capabilities
 
     def check(self, scope: Scope, options: EngineOptions) -> None:  # noqa: ARG002 - the protocol's signature
-        """Raise ``PrivilegeError`` if it cannot work here, ``NotSupportedError`` if it cannot follow processes."""
+        """
+        Raise ``PrivilegeError`` or ``NotSupportedError`` if the engine cannot work on this machine.
+
+        The latter is also raised for a scope whose processes the kernel does not allow to follow.
+        """
         support = self.support
         if support.problem is not None:
             raise PrivilegeError(f"the ebpf engine cannot work here: {support.problem}", hint=support.remedy)
@@ -104,7 +108,7 @@ class EbpfEngine(Engine):
             )
 
     def plan(self, job: Job) -> Plan:
-        """Return the plan for the resolved probepoints; raise ``SourceError`` if one is not supported."""
+        """Return the plan for a job; raise ``SourceError`` if a resolved probepoint is not supported."""
         compiled = job.compiled
         check_counters(job.program)
         if compiled.everywhere:
@@ -118,7 +122,11 @@ class EbpfEngine(Engine):
         return Plan(self, job)
 
     def drawback(self, job: Job) -> str | None:
-        """Return why the breakpoints of a process or command should not be in all processes; None if they may."""
+        """
+        Return the reason not to insert uprobes for a process or command, which affect all processes.
+
+        None if none.
+        """
         compiled, scope = job.compiled, job.scope
         if compiled.resolved is None or not scope.is_tree:
             return None
@@ -140,7 +148,7 @@ class EbpfEngine(Engine):
         return conflict
 
     def plan_file(self, program: Program, resolved: ResolvedModule, diagnostics: Diagnostics) -> FilePlan:
-        """Return the plan for the probepoints of a file; raise ``SourceError`` if one is not supported."""
+        """Return the plan for the probepoints of a file; raise ``SourceError`` if a probepoint is not supported."""
         return self._planner.plan(program, resolved, diagnostics)
 
     def plan_everywhere(self, probes: Sequence[Probepoint], diagnostics: Diagnostics) -> None:
@@ -175,7 +183,7 @@ def engine_for(options: EngineOptions, scope: Scope) -> EbpfEngine:
 
 
 def _cost(compiled: ResolvedProgram, scope: Scope) -> str | None:
-    """Return why breakpoints for a command would take too long in all processes; None if they would not."""
+    """Return the reason why breakpoints for a command, in all processes, would take too long; None if they do not."""
     assert compiled.resolved is not None
     count = len(compiled.resolved.in_code)
     if not scope.is_command or count < MANY_PLACES:

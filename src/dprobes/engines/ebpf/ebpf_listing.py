@@ -1,4 +1,4 @@
-"""Output of ``show --bpf``: handlers as the ebpf engine compiles them, beside their RPN instructions."""
+"""Output of ``show --bpf``: the eBPF code of handlers, next to their RPN instructions."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 __all__ = ["ebpf_listing"]
 
 _ASSUMED = (Feature.MAY_GOTO, Feature.SLEEPABLE_UPROBE)
-"""Features that the kernel is assumed to have if nothing can be tried."""
+"""Features that the listing assumes if this user may not load BPF programs."""
 
 _PROCESSORS = ("i386", "x86_64")
 
 
 def ebpf_listing(compiled: ResolvedProgram) -> Iterator[str]:
-    """Iterate over the lines of all handlers of a program; raise ``NotSupportedError`` for a foreign processor."""
+    """Iterate over the lines of all handlers of a program; raise ``NotSupportedError`` for a processor without eBPF."""
     target = compiled.architecture
     if target.name not in _PROCESSORS:
         raise NotSupportedError(f"handlers are compiled to eBPF for {' and '.join(_PROCESSORS)}, not for {target.name}")
@@ -66,7 +66,7 @@ def ebpf_listing(compiled: ResolvedProgram) -> Iterator[str]:
 
 
 def _features() -> tuple[Features, str]:
-    """Return the features of the kernel, and a description of them."""
+    """Return the features of this kernel, or the assumed ones, and a description for the listing."""
     missing = missing_privilege()
     if missing is None:
         return Features(), "for this kernel"

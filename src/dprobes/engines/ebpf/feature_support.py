@@ -40,7 +40,7 @@ _LOOPS = (Feature.MAY_GOTO, Feature.ITERATORS, Feature.BPF_LOOP)
 
 
 def kernel_support(features: Features) -> KernelSupport:
-    """Return whether the engine works here, and its capabilities besides those of its row in the registry."""
+    """Return whether the engine works on this kernel, and the capabilities that its row in the registry lacks."""
     problem = missing_privilege()
     if problem is not None:
         return KernelSupport(problem, "run dprobes as root, or with CAP_BPF and CAP_PERFMON")
@@ -65,17 +65,17 @@ FEATURES_OF = {
     Capability.COUNTER: (Feature.READ_KERNEL, Feature.TYPED_TRACEPOINT),
     Capability.SWITCH_COUNTER: (Feature.READ_KERNEL, Feature.TYPED_TRACEPOINT),
 }
-"""Features that a capability needs, all of them."""
+"""Features of the kernel that a capability needs; all are required."""
 
 WAYS_OF = {
     Capability.KERNEL_MODULE: (Feature.KPROBE, Feature.TRAMPOLINE),
     Capability.KERNEL_SKIP: (Feature.OVERRIDE_RETURN, Feature.MODIFY_RETURN),
 }
-"""Features of which any one is enough for a capability."""
+"""Features of the kernel of which a capability needs one."""
 
 
 class _Found:
-    """Capabilities for which this kernel has features; each is tried on demand, as few programs need any."""
+    """Container of the capabilities for which this kernel has the features; a look-up tests them."""
 
     def __init__(self, features: Features) -> None:
         self._features = features
@@ -105,7 +105,7 @@ def _problem(feature: Feature, error: OSError) -> KernelSupport:
 
 
 def abilities_of(features: Features, program: Program) -> Abilities:
-    """Return the form of a program's handlers for this kernel, with the best form of loops."""
+    """Return what the compiler may use in a program's handlers on this kernel, with the best form of loops."""
     rows = [instruction.row for code in program.bodies() for instruction in code.instructions]
     writes, in_kernel = any(row.writes for row in rows), space_of(program) is Space.KERNEL
     verifies = any(row.operator == "vfyrw" for row in rows)
@@ -153,7 +153,7 @@ def _counter_layout(features: Features, names: tuple[str, ...]) -> CounterLayout
 
 
 def _loops(features: Features) -> tuple[LoopForm, tuple[int, int, int]]:
-    """Return the best form of loops, with the BTF ids of the kernel functions that it needs, 0 for none."""
+    """Return the best form of loops on this kernel, and the BTF ids of the kfuncs that it needs; 0: none."""
     if Feature.MAY_GOTO in features:
         return LoopForm.MAY_GOTO, (0, 0, 0)
     if Feature.ITERATORS not in features:

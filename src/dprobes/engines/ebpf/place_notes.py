@@ -1,4 +1,4 @@
-"""Remarks about the kernel's treatment of instructions that carry a uprobe, for users who choose one."""
+"""Notes on how the kernel executes an instruction under a uprobe, for users who choose an instruction."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["place_notes"]
 
 
 def place_notes(module: Module, instructions: Sequence[DecodedInstruction]) -> Iterator[PlaceNote]:
-    """Iterate over notes on instructions, for probes that name a place as a function's start if it is one."""
+    """Iterate over notes on instructions; that of a function's start is for a probepoint at the function."""
     from dprobes.target.code.uprobe_sites import cheap_sites
 
     if not is_x86(module):

@@ -1,1 +1,1 @@
-"""Attachment of a program to the kernel: files, sites, handlers and links."""
+"""Attachment of a probe program to the kernel: files, sites, handlers and links."""

@@ -1,14 +1,14 @@
 """
 Processes that execute the code of a file, and differences of their code from the file, where uprobes must not be.
 
-Processes are found in ``/proc/*/maps``, in any mount namespace; a file is identified by its device and inode. Processes
-that end meanwhile are skipped, and those that this user may not access.
+Processes are found in ``/proc/*/maps``, in any mount namespace; a file is identified by its device and inode.
+Processes that end meanwhile, or that this user may not access, are skipped.
 
-The kernel takes the instruction under a uprobe from the file. The kernel would take a debugger's breakpoint for the
-uprobe's own, and the debugger would miss the hit. Where a tool has patched the code, the file's instruction would be
-executed instead. A jump of such a tool may share its last bytes with the following instruction, so that memory equals
-the file: therefore the bytes before are compared as well. Only private copies of pages can differ, and
-``/proc/PID/pagemap`` shows which pages these are. Only they are read, so that no page has to be read in.
+The kernel reads the instruction under a uprobe from the file. If the process has a debugger's breakpoint there, the
+kernel treats it as the uprobe's, and the debugger misses the hit. Where another tool has patched the code, the kernel
+would execute the file's instruction instead. The last bytes of a tool's jump may equal the file's bytes of the
+following instruction: so the bytes before a place are compared, too. Only private copies of pages can differ from the
+file. ``/proc/PID/pagemap`` shows them, and no other pages are read.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ __all__ = [
 
 _QUESTIONS_MAX = 1 << 16
 _LINE = 64
-"""Maximum number of mappings of a process that are queried, and minimum size in bytes of a line about one."""
+"""Maximum number of mappings to query in a process, and minimum size in bytes of a line of ``maps``."""
 
 
 class FileId(NamedTuple):
-    """A file, identified by the numbers that ``os.stat`` returns."""
+    """Identity of a file, as stat(2) returns it."""
 
     device: int
     inode: int
@@ -69,7 +69,8 @@ class Mapper(NamedTuple):
     """
     A process and its executable mappings of a file, in order of addresses.
 
-    ``thread`` is the one whose ``/proc`` entries show the memory, ``text`` the contents of its ``maps`` file.
+    ``thread`` is the id of a living thread, whose ``/proc`` entries show the memory; ``text`` is the contents of its
+    ``maps`` file.
     """
 
     pid: int
@@ -93,9 +94,10 @@ class RecentMaps:
 
     def of(self, pid: int, limit: int | None = None) -> tuple[int, str, str]:
         """
-        Return a thread, the process' mappings, empty if it has ended, and its root directory from ``root_of``.
+        Return the id of a living thread, the contents of its ``maps`` file, and its root directory (``root_of``).
 
-        The thread is the one whose entries in ``/proc`` show both. ``limit`` is that of ``read_maps``.
+        The contents are empty if the process has ended. ``limit`` is the maximum number of bytes to read; None: no
+        limit.
         """
         with self._lock:
             now = time.monotonic()
@@ -111,9 +113,10 @@ class RecentMaps:
 
 def _maps_of(pid: int, limit: int | None) -> tuple[int, str]:
     """
-    Return a thread and the contents of ``/proc/PID/maps``, empty if the process has ended or is not accessible.
+    Return the id of a living thread and the contents of its ``maps`` file.
 
-    If the first thread has ended, another one shows the memory.
+    The contents are empty if the process has ended or is not accessible. The ``maps`` file of a first thread that has
+    ended is empty, so another thread's is read.
     """
     thread, text = pid, ""
     with contextlib.suppress(TargetError):
@@ -125,7 +128,7 @@ def _maps_of(pid: int, limit: int | None) -> tuple[int, str]:
 
 
 def file_id(path: str | os.PathLike[str]) -> FileId:
-    """Return the device and inode of the file at a path; raise ``OSError`` if there is none."""
+    """Return the device and inode number of the file at a path; raise ``OSError`` if it does not exist."""
     status = os.stat(path)
     return FileId(status.st_dev, status.st_ino)
 
@@ -155,7 +158,7 @@ def find_mappers(
 
 
 def _is_likely(question: MapQuestion, pid: int, limit: int | None) -> bool:
-    """Return whether a process may map the file; raise ``PermissionError`` if it is not accessible."""
+    """Return False if a process certainly does not map the file; raise ``PermissionError`` without access to it."""
     try:
         return question.answer(pid, _QUESTIONS_MAX if limit is None else limit // _LINE) is not False
     except ProcessLookupError:
@@ -184,15 +187,15 @@ def _shows(pid: int, mapping: Mapping, wanted: FileId, base: str) -> bool:
 
 
 BEFORE = 7
-"""Maximum number of bytes of a jump that precede another of its bytes: the longest jump has three prefixes."""
+"""Size in bytes of the longest jump, which has three prefixes, without its last byte."""
 
 _INT3, _CALL, _JUMP, _SHORT_JUMP = 0xCC, 0xE8, 0xE9, 0xEB
 _JUMP_SIZE, _SHORT_JUMP_SIZE = 5, 2
 _PREFIXES = b"\x2e\x36\x3e\x26\x64\x65\x66\xf2\xf3"
-"""Prefixes that jumps may have (segments, operand size, bnd)."""
+"""Prefixes that a jump may have (segment overrides, operand size, REPNE/BND, REP)."""
 _CALL_DISTANCE = struct.Struct("<i")
 _TRAMPOLINE = "[uprobes-trampoline]"
-"""Name that the kernel gives the page to which it makes nops of five bytes call."""
+"""Name of the kernel's page that is called where the kernel has replaced a NOP of five bytes by a call."""
 
 _OUTSIDERS_SHOWN = 3
 
@@ -202,9 +205,9 @@ _PRESENT, _SWAPPED, _OF_FILE = 1 << 63, 1 << 62, 1 << 61
 
 class Place(NamedTuple):
     """
-    File offset of a probepoint, and the bytes of the instruction in the file.
+    File offset of a probepoint, and the bytes of its instruction in the file.
 
-    ``before`` are at most ``BEFORE`` bytes in front of it: a jump that starts there may cover the instruction.
+    ``before`` are the up to ``BEFORE`` preceding bytes: a jump that begins there may overlap the instruction.
     """
 
     offset: int
@@ -213,7 +216,7 @@ class Place(NamedTuple):
 
 
 class Conflict(NamedTuple):
-    """Reason why probepoints at file offsets cannot be inserted in a process."""
+    """Reason, ``detail``, why the code of a process excludes uprobes at file offsets."""
 
     pid: int
     offsets: tuple[int, ...]
@@ -234,12 +237,13 @@ def find_conflicts(
     path: str, places: Iterable[Place], pids: Iterable[int] | None = None, users: ForeignUsers | None = None
 ) -> list[Conflict]:
     """
-    Return the places where the code of processes ``pids`` (default: all) differs from the file ``path`` they map.
+    Return the places at which the code of processes differs from the mapped file ``path``.
 
-    ``users`` limits the time that is spent on processes of other users.
+    ``pids`` are the processes, by default all; inaccessible ones are skipped. ``users`` limits the time for processes
+    of other users.
 
-    A breakpoint in a process without a tracer is taken for a uprobe, of which the kernel allows several. A uprobe is in
-    all processes, so breakpoints at the same place in traced processes are taken for uprobes too.
+    A breakpoint in a process without a tracer is regarded as a uprobe, which is no conflict. A uprobe is in all
+    processes: so breakpoints at the same offset in traced processes are regarded as uprobes, too.
     """
     ordered = sorted(places)
     users = users or ForeignUsers(os.path.basename(path))
@@ -252,7 +256,7 @@ def find_conflicts(
 
 
 def _conflicts_among(differing: dict[int, _Differences]) -> Iterator[Conflict]:
-    """Iterate over the conflicts among the differences of processes; uprobes are none."""
+    """Iterate over the conflicts among the differences of processes, keyed by process id; uprobes are no conflicts."""
     if not any(any(found) for found in differing.values()):
         return
     from dprobes.engines.refusals import jump_text, tracer_text
@@ -270,7 +274,7 @@ def _conflicts_among(differing: dict[int, _Differences]) -> Iterator[Conflict]:
 
 
 def conflict_outside(path: str, places: Sequence[Place], inside: Collection[int]) -> str | None:
-    """Return a message about a process that prevents a uprobe and is not ``inside`` a scope; None if none does."""
+    """Return a message about a process outside of ``inside`` whose code excludes a uprobe; None if there is none."""
     for conflict in find_conflicts(path, places) if places else ():
         if conflict.pid not in inside:
             name = process_field(conflict.pid, "Name")
@@ -280,7 +284,11 @@ def conflict_outside(path: str, places: Sequence[Place], inside: Collection[int]
 
 
 def notes_of_outsiders(states: Iterable[StateEvent], scope: Scope, inside: Collection[int]) -> list[Notice]:
-    """Return the notice that code of processes outside of a scope prevents probepoints, if it does."""
+    """
+    Return a notice if the code of processes outside of the scope excludes probepoints, else an empty list.
+
+    ``inside`` are the ids of the processes in the scope.
+    """
     outside = sorted({state.pid for state in states if state.state is ProbeState.CONFLICT} - {0, *inside})
     if not outside:
         return []
@@ -298,7 +306,7 @@ _Differences = tuple[list[int], list[int]]
 
 
 def _certain_differences(path: str, mapper: Mapper, places: Sequence[Place]) -> _Differences:
-    """Return the differences of a process, unless it executed another program during the comparison."""
+    """Return the differences of a process; none if it called execve during the comparison."""
     seen: Mapper | None = mapper
     while seen is not None:
         mapper, found = seen, _differences(seen, places)
@@ -334,7 +342,11 @@ def _differences(mapper: Mapper, places: Sequence[Place]) -> _Differences:
 
 
 def _is_in_jump(original: bytes, before: bytes) -> bool:
-    """Return whether a jump that is not the file's begins in the bytes ``before`` a place and ends after them."""
+    """
+    Return whether a jump begins in the bytes ``before`` a place and ends after them.
+
+    Jumps that are also in the file's bytes, ``original``, are ignored.
+    """
     size = len(before)
     for start in range(size):
         opcode = size - len(before[start:].lstrip(_PREFIXES))
@@ -360,7 +372,7 @@ def _compare(raw: bytes, found: bytes, address: int, trampolines: Sequence[Mappi
 
 
 def _copied(memory: _Memory, mapper: Mapper, places: Sequence[Place]) -> Iterator[tuple[int, Place]]:
-    """Iterate over the places in pages that the process has a private copy of, with their addresses."""
+    """Iterate over the places that are in private copies of pages, with their addresses in the process."""
     for mapping in mapper.mappings:
         first = bisect_left(places, (mapping.offset,))
         after = bisect_left(places, (mapping.offset + mapping.end - mapping.start,))
@@ -383,7 +395,7 @@ def _copied(memory: _Memory, mapper: Mapper, places: Sequence[Place]) -> Iterato
 
 
 def _tracer_of(pid: int) -> int:
-    """Return the process that traces a thread of ``pid``, 0 if there is none."""
+    """Return the id of the tracer of a thread of ``pid``; 0 if none is traced."""
     with contextlib.suppress(OSError):
         for tid in sorted(threads_of(pid)):
             if tracer := int(process_field(tid, "TracerPid") or 0):
@@ -392,7 +404,7 @@ def _tracer_of(pid: int) -> int:
 
 
 class _Memory:
-    """Memory of a process, each page of which is read once, and the kernel's information about its pages."""
+    """Memory of a process, with a cache of pages and access to ``/proc/PID/pagemap``; a context manager."""
 
     def __init__(self, thread: int) -> None:
         self._thread = thread
@@ -407,7 +419,7 @@ class _Memory:
         os.close(self._descriptor)
 
     def private_copies(self, start: int, end: int) -> set[int]:
-        """Return the page numbers from ``start`` to ``end`` (excluded) whose pages are private, not of a file."""
+        """Return the numbers of the anonymous pages among those from ``start`` up to ``end``, exclusive."""
         descriptor = os.open(f"/proc/{self._thread}/pagemap", os.O_RDONLY | os.O_CLOEXEC)
         try:
             data = os.pread(descriptor, 8 * (end - start), 8 * start)
@@ -421,7 +433,7 @@ class _Memory:
         }
 
     def read(self, address: int, size: int) -> bytes:
-        """Return memory, which may cross a page boundary; raise ``ProcessLookupError`` if it is gone."""
+        """Return memory, in at most two pages; raise ``ProcessLookupError`` if the process has ended."""
         page, place = divmod(address, PAGE_SIZE)
         data = self._page(page)[place : place + size]
         if len(data) < size:

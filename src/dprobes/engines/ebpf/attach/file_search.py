@@ -1,8 +1,9 @@
 """
-Search for the files that the module's name means: for 64-bit and 32-bit programs, and in containers.
+Search for the files to which the module's name refers: for 64-bit and 32-bit processes, and in containers.
 
-A file is kept open from the time when it is found: the process through which it is reached may end, and its name may
-come to mean another file. Files that other users can change are read by another process, within limits (``examiner``).
+A file is opened when it is found, and kept open: the process through whose ``/proc`` entries it is reached may end, and
+another file may get its name. Files that other users can change are read by a separate process, within limits
+(``examiner``).
 """
 
 from __future__ import annotations
@@ -45,14 +46,14 @@ if TYPE_CHECKING:
 __all__ = ["NewFiles", "find_probes"]
 
 _SEARCH_TIME = 2.0
-"""Seconds to read files of other users before the run begins; the remaining files are read afterwards."""
+"""Maximum number of seconds for files of other users before the run begins; the rest is read afterwards."""
 
 
 def find_probes(planner: Planner, job: Job) -> Findings:
     """
-    Find the targets of a program; raise a ``DprobesError`` if it cannot be served.
+    Find the files or the kernel that a program probes; raise a ``DprobesError`` if none can be probed.
 
-    The caller closes the descriptors of files.
+    The caller closes the descriptors of the files.
     """
     if space_of(job.program) in (Space.PROCESSES, Space.SYSTEM):
         from dprobes.engines.ebpf.attach.perf_probes import events_everywhere
@@ -127,9 +128,9 @@ def plan_module_file(
     is_wanted: Callable[[], bool] = lambda: True,
 ) -> PlannedFile | None:
     """
-    Plan a file, and pass its descriptor to the result; return None if it is not of the module, or not wanted.
+    Plan a file, and pass its descriptors to the result; return None if it is not the module's, or not wanted any more.
 
-    Raise a ``DprobesError`` if it cannot be served.
+    Raise a ``DprobesError`` if the file cannot be probed. ``is_wanted`` returns whether the plan is still needed.
     """
     diagnostics = Diagnostics()
     warnings: str | None = None
@@ -167,21 +168,21 @@ def _question(planner: Planner, job: Job, file: ModuleFile) -> Question:
 
 
 def states_of(descriptors: Iterable[int]) -> dict[FileId, int]:
-    """Return the ids of open files, with the times of their last changes in nanoseconds."""
+    """Return the times of the last change (``st_ctime_ns``) of open files, keyed by their identity."""
     return {FileId(status.st_dev, status.st_ino): status.st_ctime_ns for status in map(os.fstat, descriptors)}
 
 
 def leave(owner: Descriptors, descriptors: Iterable[int]) -> None:
-    """Remove descriptors from ``owner``, which then does not close them."""
+    """Give up ``owner``'s ownership of descriptors: it will not close them."""
     for descriptor in descriptors:
         owner.remove(descriptor)
 
 
 def _kept(job: Job, file: ModuleFile) -> frozenset[int]:
     """
-    Return the breakpoints that the program to be replaced has in a file.
+    Return the file offsets of the breakpoints that the program to be replaced has in a file.
 
-    If a breakpoint were moved past one of them, a thread between the two would hit both programs at the switch-over.
+    New breakpoints are not moved beyond one of them: a thread in between would hit both programs at the switch-over.
     """
     old: object = job.replaces
     return old.breakpoints_in(file.descriptor) if isinstance(old, ReplaceableSession) else frozenset()
@@ -195,20 +196,20 @@ def _missing(name: str) -> EngineError:
 
 
 def doubts_about(planned: PlannedFile) -> list[Notice]:
-    """Return a notice of the warnings that are due to the file."""
+    """Return a notice with the warnings about a file; empty if there are none."""
     message = f"{planned.path}: this file does not match the program"
     return [Notice(message, details=planned.warnings)] if planned.warnings else []
 
 
 def refused(file: ModuleFile, error: SourceError | TargetError) -> Notice:
-    """Return the notice of a file that cannot be served."""
+    """Return the notice that a file cannot be probed."""
     if isinstance(error, TargetError):
         return Notice(f"{file.path}: {error.message}", error.hint)
     return Notice(f"{file.path}: the program cannot be inserted here", details=error.message)
 
 
 def _files(job: Job, found: Path | None, users: ForeignUsers) -> list[ModuleFile]:
-    """Return the file ``found``, the one for the other word size, and the files that processes in scope execute."""
+    """Return ``found``, if not None, the module's files for other processors, and those that processes execute."""
     name, scope = job.program.name, job.scope
     is_about_to_exec = bool(scope.command) or (scope.program is not None and not root_of(scope.pid or 0))
     thread = None if is_about_to_exec or scope.pid is None else living_thread(scope.pid)
@@ -219,7 +220,7 @@ def _files(job: Job, found: Path | None, users: ForeignUsers) -> list[ModuleFile
 
 
 def _of_other_processors(job: Job, known: Sequence[Path], thread: int | None) -> Iterator[Path]:
-    """Iterate over the module's files for other architectures than that of the file that was found."""
+    """Iterate over the module's files on this machine for architectures that no file in ``known`` has."""
     own = job.resolved.architecture.name if job.resolved is not None else None
     others = {8: {"x86_64"}, 4: {"i386"}}.get(job.program.word_size or 0, {"x86_64", "i386"})
     command = job.scope.command[0] if job.scope.command else None
@@ -237,11 +238,11 @@ _LOOK_SHARE = 50
 """Minimum ratio of the time between two searches to the duration of a search."""
 
 _NEW_FILES_TIME = 10.0
-"""Seconds of a search in which files of other users are read; the remaining files wait for the next one."""
+"""Maximum number of seconds in a search for files of other users; the rest waits for the next search."""
 
 
 class NewFile(NamedTuple):
-    """A newly mapped file, and the places where the code of processes differs from it."""
+    """A newly mapped file, and the places at which the code of processes differs from the file."""
 
     file: PlannedFile
     conflicts: tuple[Conflict, ...]
@@ -249,10 +250,10 @@ class NewFile(NamedTuple):
 
 class NewFiles:
     """
-    Search thread for files that the module's name means and that were not mapped when the run began.
+    Search, in a thread, for files to which the module's name refers and that were not mapped when the run began.
 
     A container that is started later has its own C library, and an upgrade installs a new one. A search takes time, and
-    other users can make it take longer. So records are read meanwhile, and ``found`` files are inserted in between.
+    other users can prolong it. So the run reads records meanwhile, and calls ``found`` between two readings.
     """
 
     def __init__(self, planner: Planner, job: Job, start: Findings) -> None:
@@ -270,15 +271,15 @@ class NewFiles:
 
     @property
     def is_eager(self) -> bool:
-        """True if ``found`` should be called often."""
+        """True if a new process tree is expected to execute its files soon: call ``found`` often."""
         return self._interval < _LOOK_INTERVAL or self._thread is not None or bool(self._found)
 
     def found(self, pids: Callable[[], Iterable[int] | None]) -> Iterator[NewFile | Notice]:
         """
-        Iterate over notices and files, up to the next file; to be called often.
+        Iterate over notices and at most one file, which is the last item; call this often.
 
-        If a search is due, it is started in the processes ``pids``, or in all if these are None. The caller closes the
-        descriptors of files.
+        If a search is due, it is started in the processes that ``pids`` returns; None: in all. The caller passes the
+        file to ``keep`` or ``discard``.
         """
         if self._thread is not None and not self._thread.is_alive():
             self._thread = None
@@ -294,7 +295,7 @@ class NewFiles:
                 return  # records have arrived meanwhile
 
     def keep(self, file: PlannedFile) -> None:
-        """Record that a file is probed, and kept open."""
+        """Record that a file is probed, and that the caller keeps it open."""
         self._paths.append(Path(file.reached))
 
     def discard(self, file: PlannedFile) -> None:
@@ -303,7 +304,7 @@ class NewFiles:
         Descriptors(file.descriptors).close()
 
     def lack_room(self, file: PlannedFile) -> Iterator[Notice]:
-        """Report that there is no room for the probepoints of a file; for other users' files once for each user."""
+        """Yield a notice that there is no room for the probepoints of a file; for foreign files once for each user."""
         if file.owner is None:
             yield Notice(f"{file.path} is not probed: there was no room left for its probepoints")
         else:
@@ -311,7 +312,7 @@ class NewFiles:
             yield from self._users.notices()
 
     def close(self) -> None:
-        """End the search, and close the files that were not taken."""
+        """End the search, and close the files that ``found`` has not returned."""
         self._is_closed = True
         self._users.end()
         if self._thread is not None:
@@ -359,7 +360,7 @@ class NewFiles:
                     leave(descriptors, file.descriptors)
 
     def _add(self, file: ModuleFile) -> bool:
-        """Plan a file; return whether it can be inserted."""
+        """Plan a file, and add it or a notice to the items for ``found``; return whether it can be probed."""
         try:
             planned = plan_module_file(
                 self._planner, self._job, file, self._users, is_wanted=lambda: not self._is_closed

@@ -1,9 +1,9 @@
 """
-All files that the name of a module means: a uprobe belongs to a file, not to a name.
+Files to which the name of a module refers: a uprobe belongs to a file, not to a name.
 
-Containers have their own C library, and an upgrade leaves the old one in running processes. So the files that processes
-execute under the module's name are added to the one that is found on this machine. The search shows what is executed at
-that moment; containers that start later need another search.
+Containers have their own C library, and running processes keep the old one after an upgrade. So the files that
+processes execute under the module's name are added to the file that is found on this machine. A search finds the files
+that are executed at that moment; containers that start later need another search.
 """
 
 from __future__ import annotations
@@ -66,14 +66,14 @@ KEPT = -1
 @dataclass(frozen=True, slots=True)
 class ModuleFile:
     """
-    A file of a module, kept open; ``path`` is for users, and may lead to another file at any time.
+    A file of a module, kept open; ``path`` is for users, and may lead to another file later.
 
-    ``descriptor`` is opened with O_PATH, because the process through which the file was found may end at once; the
-    caller closes it. ``aliases`` are paths to separate files with the same contents in memory: a uprobe in one is in
-    all of them. Overlay file systems have such files for the containers of one image. They are kept open likewise.
+    ``descriptor`` is opened with O_PATH, because the process through which the file was found may end; the caller
+    closes it. ``aliases`` are descriptors of other files that share the page cache with it: a uprobe in one is in all
+    of them. Overlay file systems have such files for the containers of one image.
 
-    ``owner`` is the user who can change the file, besides root and this user, and must not be able to keep this process
-    busy with it. If ``soname`` is given, such a file is only used if that is its SONAME.
+    ``owner`` is another user who can change the file, as in messages; None: only root and this user can. The work for
+    such a file is limited, and it is used only if its SONAME is ``soname``, unless that is None.
     """
 
     path: Path
@@ -86,17 +86,17 @@ class ModuleFile:
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """All descriptors that the caller has to close."""
+        """All descriptors that the caller must close."""
         return self.descriptor, *self.alias_descriptors
 
     @property
     def reached(self) -> Path:
-        """Path to this file while the descriptor is open, even if ``path`` now names another file."""
+        """Path to this file while the descriptor is open, even if ``path`` now leads to another file."""
         return descriptor_path(self.descriptor)
 
 
 def descriptor_path(descriptor: int) -> Path:
-    """Return the path that leads to a file which is open in this process."""
+    """Return the path in ``/proc/self/fd`` to a file that is open in this process."""
     return Path(f"/proc/self/fd/{descriptor}")
 
 
@@ -109,13 +109,13 @@ def module_files(
     passed_over: Mapping[FileId, int] = MappingProxyType({}),
 ) -> list[ModuleFile]:
     """
-    Return the files ``known`` from ``find_module``, and other files that processes execute under the name.
+    Return the files ``known`` from ``find_module``, and other files that processes execute under the module's name.
 
     ``pids`` are the processes in scope, by default all. Files of other mount namespaces have paths through
-    ``/proc/PID/root``; those that were removed or replaced have paths through ``/proc/PID/map_files``. A name with a
-    slash is a path as each process sees it. ``recent`` is a shared cache of mappings. ``users`` limits the work for
-    other users. Of the files ``passed_over`` only the ``known`` are returned. Their number is the time of the last
-    change (``st_ctime_ns``), which detects that the inode belongs to another file by now, or KEPT.
+    ``/proc/PID/root``; files that were removed or replaced have paths through ``/proc/PID/map_files``. A name with a
+    slash is a path in the mount namespace of each process. ``recent`` is a shared cache of mappings. ``users`` limits
+    the work for other users. Files in ``passed_over`` are not returned, except those in ``known``. The value is KEPT,
+    or the time of the last change (``st_ctime_ns``), by which a file with a reused inode number is recognized.
     """
     users = users or ForeignUsers(name)
     found = _Collection(users, passed_over)
@@ -148,7 +148,7 @@ def _executed(text: str, *parts: str) -> list[MemoryMapping]:
 
 
 class _Meaning(Enum):
-    """Condition under which a module's name means a file."""
+    """Condition under which a module's name refers to a file."""
 
     NONE = "not at all"
     BY_NAME = "by its name"
@@ -156,7 +156,7 @@ class _Meaning(Enum):
 
 
 class _ByPath:
-    """The file at a path as each process sees it."""
+    """Files at a path in the mount namespaces of processes."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -180,7 +180,7 @@ class _ByPath:
 
 
 class _ByName:
-    """Files with a certain file name or SONAME, or with a link of that name in their directory."""
+    """Files with a certain file name or SONAME, or with a symbolic link of that name in their directory."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -200,7 +200,7 @@ class _ByName:
 
 
 def _reachable(thread: int, root: str, mapping: MemoryMapping) -> Path | None:
-    """Return a path that leads to the file of a mapping, not to one that has replaced it; None if there is none."""
+    """Return a path to the mapped file itself, even if another file has its name now; None if no path leads there."""
     exact = Path(f"/proc/{thread}/map_files/{mapping.start:x}-{mapping.end:x}")
     plain = Path(root + mapping.path)
     try:
@@ -217,7 +217,7 @@ def _reachable(thread: int, root: str, mapping: MemoryMapping) -> Path | None:
 
 
 class _Collection:
-    """Files that were found, each once."""
+    """Collection of the files that were found, without duplicates."""
 
     def __init__(self, users: ForeignUsers, passed_over: Mapping[FileId, int]) -> None:
         self.files: list[ModuleFile] = []
@@ -226,17 +226,17 @@ class _Collection:
         self._seen: set[FileId] = set()
 
     def add_known(self, path: Path) -> None:
-        """Add the file of ``path`` without a check of its owner."""
+        """Add the file at ``path`` without a check of its owner."""
         with contextlib.suppress(OSError), Descriptor(os.open(path, os.O_PATH | os.O_CLOEXEC)) as descriptor:
             status = os.fstat(descriptor.fd)
             self._add(path, descriptor, FileId(status.st_dev, status.st_ino), None, None)
 
     def add(self, path: Path, soname: str | None) -> bool:
         """
-        Add the file of ``path`` unless it is included already; return False if it is gone.
+        Add the file at ``path`` unless it is included already; return False if it does not exist any more.
 
-        ``soname`` is the SONAME that the file must have, or None. A file whose owner has reached the limit of files is
-        left for a later search.
+        ``soname`` is the SONAME that the file must have; None: any. If the owner has reached the limit of files, the
+        file is left for a later search.
         """
         try:
             opened = os.open(path, os.O_PATH | os.O_CLOEXEC)
@@ -276,14 +276,14 @@ class _Collection:
 
 
 _PAGE_FRAME = (1 << 55) - 1
-"""Mask of the page frame number in a ``/proc/PID/pagemap`` entry; the number is 0 without CAP_SYS_ADMIN."""
+"""Mask of the page frame number in an entry of ``/proc/PID/pagemap``; without CAP_SYS_ADMIN the number reads as 0."""
 
 
 def _share_pages(one: Path, other: Path) -> bool:
     """
-    Return whether two files have their contents in the same memory, and so are one file to the kernel's uprobes.
+    Return whether two files share their pages in the page cache, and so are the same file to the kernel's uprobes.
 
-    Only this identifies files of an overlay file system: device and inode are the overlay's.
+    Files of an overlay file system can only be identified by this: their device and inode number are the overlay's.
     """
     try:
         a, b = one.stat(), other.stat()
@@ -312,7 +312,7 @@ class _FirstPage:
         self._mapping.close()
 
     def frame(self) -> int:
-        """Return the number of the page frame, 0 if the kernel hides it from this process."""
+        """Return the page frame number; 0 if the kernel hides it from this process, or the page cannot be read."""
         view = ctypes.c_char.from_buffer(self._mapping)
         address = ctypes.addressof(view)
         del view
@@ -328,11 +328,10 @@ class _FirstPage:
 
 class PlannedFile(NamedTuple):
     """
-    A file's plan, and the descriptors that lead to the file.
+    A file's plan, and the descriptors of the file.
 
-    ``path`` is for users, and may lead to another file later; ``descriptor`` is that of the file, opened with O_PATH.
-    ``aliases`` are such descriptors of files with the same contents in memory: a uprobe in one is in all of them.
-    ``owner`` is as in ``ModuleFile``; ``warnings`` are the warnings due to the file.
+    ``path``, ``descriptor``, ``aliases`` and ``owner`` are as in ``ModuleFile``; ``warnings`` are the warnings about
+    the file.
     """
 
     path: str
@@ -344,7 +343,7 @@ class PlannedFile(NamedTuple):
 
     @property
     def reached(self) -> str:
-        """Path by which the kernel opens this file, even if ``path`` now names another file."""
+        """Path for the kernel to open this file, even if ``path`` now leads to another file."""
         return str(descriptor_path(self.descriptor))
 
     @property
@@ -373,12 +372,12 @@ class PlannedFile(NamedTuple):
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """Descriptors to be closed when the file is not needed any more."""
+        """Descriptors that the owner must close."""
         return self.descriptor, *self.aliases
 
     @property
     def all_reached(self) -> tuple[str, ...]:
-        """Paths to this file, and to those with the same contents in memory."""
+        """Paths to this file, and to the files that share its pages."""
         return tuple(str(descriptor_path(descriptor)) for descriptor in self.descriptors)
 
     @property
@@ -398,10 +397,10 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Findings:
     """
-    The files or the kernel to be probed, the events, and notices for the user about other files.
+    The files or the kernel to be probed, the perf events, and notices about files that cannot be probed.
 
-    ``known`` are all files that were examined, as ``passed_over`` of ``module_files``. If ``is_partial``, some are left
-    to be examined when the run has begun.
+    ``known`` has all files that were examined, in the form of ``passed_over`` of ``module_files``. If ``is_partial``,
+    further files must be examined when the run has begun.
     """
 
     files: Sequence[PlannedFile] = ()
@@ -414,14 +413,14 @@ class Findings:
 
 
 def conflicts_in(file: PlannedFile, users: ForeignUsers | None = None) -> Iterator[Conflict]:
-    """Iterate over the places where the code of processes differs from a file; see ``find_conflicts`` for ``users``."""
+    """Iterate over the conflicts of processes with a planned file; ``users`` is as for ``find_conflicts``."""
     if places := places_of(file.plan):
         for path in file.all_reached:
             yield from find_conflicts(path, places, users=users)
 
 
 def places_of(plan: FilePlan) -> list[Place]:
-    """Return the places of a plan where uprobes are to be, with the bytes that the file has there."""
+    """Return the places of a plan's uprobes, with the file's bytes."""
     offsets = tuple(dict.fromkeys(site.offset for _, sites in plan.probes for site in sites))
     module = plan.resolved.module
     return [

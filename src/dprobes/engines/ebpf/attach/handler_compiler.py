@@ -68,21 +68,22 @@ class ProbeNumbers:
         self.probes[number] = event.probe
 
     def link_address(self, number: int) -> int:
-        """Return the link address of a probepoint's specified place, or its address in the kernel."""
+        """Return the address of the place that the user specified: a link address, or an address in the kernel."""
         return self.probes[number].instruction.address
 
     def limit(self, number: int) -> int:
-        """Return the number of hits after which a probepoint ends, 0 if it has no limit."""
+        """Return the number of hits after which a probepoint ends, passcount included; 0 if it has no limit."""
         definition = self.probes[number].definition
         return definition.passcount + definition.maxhits if definition.maxhits else 0
 
 
 ALONE_MAX = 16
 """
-Maximum number of definitions in a file that have a program and a link each.
+Maximum number of definitions in a file for which each has a BPF program and a link of its own.
 
-Beyond that, definitions share programs: the kernel takes tens of milliseconds to remove a link, one after the other if
-this process was killed. A handler in a shared program costs each hit some 20 ns more.
+In a file with more definitions they share BPF programs. The kernel takes tens of milliseconds to remove a link, and
+removes links one after the other if this process was killed. A handler in a shared BPF program costs each hit some 20
+ns more.
 """
 
 
@@ -91,8 +92,8 @@ class Part:
     """
     The sites of one definition in one file with the same placement, or an event.
 
-    ``file`` is None for an event. ``lowered`` is the code until it is loaded: some KiB for each definition. If
-    ``shared``, it was compiled for a program with other handlers.
+    ``file`` is None for an event. ``number`` is that of the definition. ``lowered`` is the compiled code; None after it
+    was loaded. If ``shared``, it was compiled for a BPF program with several handlers.
     """
 
     file: PlannedCode | None
@@ -104,13 +105,13 @@ class Part:
 
     @property
     def code(self) -> Lowered:
-        """Compiled code, until it is loaded."""
+        """The compiled code, which must not be loaded yet."""
         assert self.lowered is not None, "a part is attached twice"
         return self.lowered
 
 
 def batches(parts: Iterable[Part]) -> Iterator[list[Part]]:
-    """Iterate over the groups of parts that share a program."""
+    """Iterate over the groups of parts that share a BPF program."""
     shared: dict[tuple[int, Placement | None, bool, bool, int], list[Part]] = defaultdict(list)
     for part in parts:
         if not part.shared:
@@ -142,7 +143,7 @@ def _of_limited_size(parts: Iterable[Part]) -> Iterator[list[Part]]:
 
 
 def _kind(part: Part, layer: int) -> tuple[int, Placement | None, bool, bool, int]:
-    """Return the properties that parts must have in common to share a program and a link."""
+    """Return the properties that parts with the same BPF program and link must have in common."""
     own = part.placement if part.placement.is_in_kernel or part.placement is Placement.URETPROBE else None
     return id(part.file), own, bool(part.sites[0][1].anchor), part.code.sleepable, layer
 
@@ -152,7 +153,7 @@ def _number(part: Part) -> int:
 
 
 def joined(batch: Sequence[Part], bank_size: int) -> Lowered:
-    """Return the code of a batch."""
+    """Return the code of a batch; handlers that share it are selected by the cookie, modulo ``bank_size``."""
     first = batch[0].code
     if not batch[0].shared:
         return first
@@ -163,14 +164,14 @@ def joined(batch: Sequence[Part], bank_size: int) -> Lowered:
 
 
 def has_tickets(program: Program) -> bool:
-    """Return whether the tickets of a hit must be returned if its instruction faults."""
+    """Return whether hits draw tickets (passcount, maxhits, ``remove``), which are returned after a fault."""
     return any(definition.passcount or definition.maxhits for definition in program.definitions) or any(
         instruction.row.operator == "remove" for code in program.bodies() for instruction in code.instructions
     )
 
 
 class _Kind(NamedTuple):
-    """Common properties of sites that share code; ``alone`` is a probepoint that shares with no other, or -1."""
+    """Common properties of sites that share code; ``alone`` is the only probepoint of the code, -1 for several."""
 
     definition: int
     placement: Placement
@@ -183,7 +184,7 @@ class _Kind(NamedTuple):
 
 
 def largest_entry(program: Program) -> int:
-    """Return the maximum size in bytes of the data kept of the entry of a call, on any architecture; 0 if none is."""
+    """Return the maximum size in bytes, on any architecture, of the data kept from a call's entry; 0 if none is."""
     kept = (
         _kept(program, definition, architecture(name), is_uretprobe=False)
         for definition in program.definitions
@@ -200,7 +201,7 @@ def largest_entry(program: Program) -> int:
 def _kept(
     program: Program, definition: ProbeDefinition, target: Architecture, *, is_uretprobe: bool
 ) -> KeptEntry | None:
-    """Return the data of the entry that a handler of a return needs, None if it needs none."""
+    """Return the data of a call's entry that the handler of a return needs; None if it needs none."""
     registers = entry_registers(program, definition, target)
     if registers is None:
         return None
@@ -223,7 +224,7 @@ class HandlerCompiler:
         self._has_multi = Feature.UPROBE_MULTI in features
         self._notes_tickets = has_tickets(program)
         self.giving_back: set[int] = set()
-        """Probepoints whose hits return their ticket if the instruction faults, also those of newly mapped files."""
+        """Numbers of the probepoints whose hits return their ticket if the instruction faults; the set grows."""
 
     def parts(self, file: PlannedCode, numbers: range) -> Iterator[Part]:
         """Group the sites of a file's probepoints, and compile the handler of each group."""
@@ -267,7 +268,7 @@ class HandlerCompiler:
     def _request_for(
         self, file: PlannedCode, kind: _Kind, sites: Sequence[tuple[int, Site]], note: int | None, *, is_nesting: bool
     ) -> Request:
-        """Return the request for the code of some sites."""
+        """Return the request for the code of ``sites``; ``note`` is the result of ``_note_of``."""
         definition, resolved = self._program.definitions[kind.definition], file.resolved
         is_glob = self._is_glob(kind.definition)
         first, site = sites[0]
@@ -293,7 +294,7 @@ class HandlerCompiler:
     def _handler(
         self, file: PlannedCode, kind: _Kind, sites: list[tuple[int, Site]], request: Request, *, are_many: bool
     ) -> Part:
-        """Compile the handler of some sites; if there ``are_many`` and it is possible, for a shared program."""
+        """Compile the handler of ``sites``; with ``are_many`` for a shared BPF program, if that is possible."""
         probe, resolved = self._numbers.probes[sites[0][0]], file.resolved
         definition, start = self._program.definitions[kind.definition], resolved.image.handlers[kind.definition]
         point = Point.of(self._program, definition, probe.offset, probe.arguments)
@@ -310,7 +311,7 @@ class HandlerCompiler:
         return Part(file, kind.definition, kind.placement, sites, lowered, shared=shared)
 
     def _pushed(self, probe: Probepoint) -> tuple[Argument, ...]:
-        """Return the locations of the arguments that a USDT handler pushes: sites that differ share no code."""
+        """Return the locations of the arguments that a USDT handler pushes; sites with different ones share no code."""
         if not (arguments := probe.arguments):
             return ()
         from dprobes.resolve.usdt_probes import arguments_used
@@ -339,12 +340,18 @@ class HandlerCompiler:
                 yield Part(None, event.probe.number, event.placement, [(number, site)], lowered)
 
     def _is_uncertain(self, number: int, sites: Sequence[tuple[int, Site]]) -> bool:
-        """Return whether records must be dropped if the instruction faults."""
+        """Return whether records of definition ``number`` are dropped if the instruction at one of ``sites`` faults."""
         definition = self._program.definitions[number]
         return not self._program.keeps_log_on_fault(definition) and any(site.may_fault for _, site in sites)
 
     def _note_of(self, number: int, sites: Sequence[tuple[int, Site]], used: Counter[int]) -> int | None:
-        """Return the index of a handler's pair in NOTES, None if it needs none; ``used`` counts pairs by offset."""
+        """
+        Return the index, in a thread's value of the map NOTES, of the pair in which a handler notes a hit.
+
+        From the pair the kernel finds the tickets to return after a fault. None: the handler notes nothing, because no
+        ticket is ever returned, or because all ``NOTE_HITS`` pairs are used by other handlers at the same instruction.
+        ``used`` has the number of pairs used at each file offset, and is updated.
+        """
         if not (self._notes_tickets and self._is_uncertain(number, sites)):
             return None
         note = max(used[site.offset] for _, site in sites)
@@ -352,7 +359,7 @@ class HandlerCompiler:
         return note if note < NOTE_HITS else None
 
     def faulting(self, parts: Iterable[Part]) -> dict[int, int]:
-        """Return the probepoints whose records are dropped if the instruction faults, with the instruction's offset."""
+        """Return the file offsets of instructions whose fault drops records, keyed by the number of the probepoint."""
         return {
             probe: site.offset
             for part in parts

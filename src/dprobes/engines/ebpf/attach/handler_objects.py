@@ -1,8 +1,8 @@
 """
-Compiled handlers: checks whether they can run in the kernel, their loading, and the meaning of refusals.
+Checks of handlers for the kernel, their loading as BPF programs, and the meaning of the kernel's errors.
 
-Handlers are written so that the verifier accepts them. A handler that it refuses is a bug in DProbes: the verifier's
-log is written to a file, for the bug report. It is never shown to the user as an answer.
+A handler that the verifier rejects is a bug in DProbes. The verifier's log is written to a file for the bug report; the
+user's message has the place in the source instead.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _TOO_LARGE = re.compile(r"^BPF program is too large\. Processed (\d+) insn", re.
 
 
 def span_in(program: Program, word_size: int, offset: int) -> Span | None:
-    """Return the place in the source of the instruction at an offset of the encoded program, None if there is none."""
+    """Return the span in the source of the RPN instruction at a byte offset of the encoded program; None if unknown."""
     from dprobes.rpn.instruction_encoding import encode
 
     return encode(program, architecture("i386" if word_size == _NARROW else "x86_64")).span_of(offset)
@@ -62,9 +62,9 @@ def span_in(program: Program, word_size: int, offset: int) -> Span | None:
 
 def source_place(log: str, lowered: Lowered, span_of: Callable[[int], Span | None]) -> Span | None:
     """
-    Return the place in a handler's source at which the verifier stopped; None if its log does not show it.
+    Return the span in a handler's source at which the verifier stopped; None if its log does not show it.
 
-    ``span_of`` returns the place of the instruction at an offset of the encoded program.
+    ``span_of`` returns the span of the RPN instruction at a byte offset of the encoded program.
     """
     numbers = _INSTRUCTION.findall(log)
     origins = lowered.assembled.origins
@@ -100,7 +100,7 @@ _SHORTAGES = (errno.ENOMEM, errno.ENFILE, errno.EMFILE)
 
 
 def basic_request(features: Features, program: Program) -> Request:
-    """Return the common request for all handlers of a program on a kernel."""
+    """Return the properties that all handlers of a program have in common on a kernel."""
     return Request(
         abilities=abilities_of(features, program),
         in_kernel=space_of(program) is Space.KERNEL,
@@ -115,7 +115,7 @@ def basic_request(features: Features, program: Program) -> Request:
 
 
 def _compiled_extensions(program: Program) -> dict[str, Callable[[Composer], None]]:
-    """Return the extensions that a program may call by ``callk``, in order of registration, that have an eBPF form."""
+    """Return the extensions with an eBPF form that a program's ``callk`` may call, in order of registration."""
     from dprobes.extensions.extension_registry import called_extensions, load_extensions
 
     extensions = load_extensions(called_extensions(program))
@@ -125,7 +125,7 @@ def _compiled_extensions(program: Program) -> dict[str, Callable[[Composer], Non
 def check_handlers(
     program: Program, image: CodeImage, architecture: Architecture, diagnostics: Diagnostics, request: Request
 ) -> None:
-    """Add an error for each handler that cannot be compiled for a processor, or carried out from this namespace."""
+    """Add an error for each handler that cannot be compiled, or whose ``exit`` does not work in this PID namespace."""
     from dprobes.bpf.lower import check_lowering
 
     refuse_stops(program, diagnostics)
@@ -151,7 +151,7 @@ _NO_CORE = "what runs in the kernel has no core; 'exit 2' of --engine gdb=ENDPOI
 
 
 def _refuse_exits(program: Program, diagnostics: Diagnostics) -> None:
-    """Add an error for each exit that hands kernel code to the debugger or dumps it: it cannot be stopped for that."""
+    """Add an error for each ``exit 1`` or ``exit 3`` in a handler of kernel code, which cannot be stopped."""
     for code in program.bodies():
         for instruction in code.instructions:
             if instruction.row.syntax == "exit <code>" and instruction.operand in (1, 2, 3):
@@ -170,9 +170,9 @@ def _in_code(request: Request, definition: ProbeDefinition) -> Placement:
 
 def _warn_of_breakpoints(program: Program, architecture: Architecture, diagnostics: Diagnostics) -> None:
     """
-    Warn of handlers that may read the code at their own place, where the kernel's breakpoint is visible.
+    Warn of handlers that may read the code at the instruction pointer, where the kernel's breakpoint is visible.
 
-    The place of a return is after a call, where no breakpoint is.
+    At a return the instruction pointer is after the call, where no breakpoint is.
     """
     for definition in program.definitions:
         if definition.watchpoint is not None or definition.at_return or isinstance(definition.location, Sampler):
@@ -206,10 +206,10 @@ def load_handler(
     span_of: Callable[[int], Span | None] = lambda _origin: None,
 ) -> int:
     """
-    Load a handler and return its descriptor; ``name`` names it for users. Raise a ``DprobesError`` if that fails.
+    Load a handler and return its descriptor; ``name`` is for messages. Raise a ``DprobesError`` if that fails.
 
-    ``span_of`` returns the place of the instruction at an offset of the encoded program. ``attach_type`` is that of
-    uprobes on this kernel; the handler of an EVENT has none, that of a TRACEPOINT its ``form``.
+    ``span_of`` is as for ``source_place``. ``attach_type`` is that of uprobes on this kernel; it is ignored for the
+    placement EVENT, and if there is a ``form``, as for TRACEPOINT.
     """
     if placement.is_in_kernel and not placement.is_trampoline:
         from dprobes.engines.ebpf.kernel.bpf_links import kernel_attach_type
@@ -236,7 +236,11 @@ def load_handler(
 
 
 def attach_nothing(path: str, offset: int) -> Descriptors:
-    """Attach a program that does nothing to a place in a file, until the result is closed; or raise OSError."""
+    """
+    Attach an empty BPF program to a file offset, until the result is closed.
+
+    Raise OSError with the kernel's error.
+    """
     features, nothing = Features(), finished(Assembler())
     program = load(nothing, {}, ProgramType.KPROBE, attach_type=uprobe_attach_type(features), name="nothing")
     try:

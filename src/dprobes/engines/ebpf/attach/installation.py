@@ -1,5 +1,5 @@
 """
-A program in the kernel: its maps, loaded handlers and links, made from the plans of its files.
+A probe program in the kernel: its maps, BPF programs and links, made from the plans of its files.
 
 ``handler_compiler`` compiles the handlers, ``site_links`` manages the links.
 """
@@ -55,7 +55,7 @@ __all__ = ["Installation"]
 
 
 _RING_WITHOUT_RECORDS = 1 << 21
-"""Maximum size of the ring in bytes if only exceptions make records: creating a large ring is the slowest step."""
+"""Maximum size in bytes of the ring if handlers log nothing: to create a large ring takes longer than anything else."""
 
 _LISTED = 3  # offsets named in a message
 
@@ -64,14 +64,14 @@ _WATCHED_LATE = (
 )
 
 _ROOM = 2
-"""Factor by which the number of probepoints may grow, because of newly mapped files."""
+"""Factor by which newly mapped files may increase the number of probepoints."""
 
 _ROOM_MIN = 64
-"""Minimum number of probepoints for which there is room."""
+"""Minimum number of probepoints for which the probe table has room."""
 
 
 class Installation:
-    """A program loaded into the kernel; ``attach`` makes its probepoints active."""
+    """A probe program in the kernel; ``attach`` makes its probepoints active, ``close`` removes all."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Installation:
         features = self._features = settings.features
         self._program = job.program
         self.numbers = numbers = ProbeNumbers()
-        """Numbers of the probepoints, with their sites."""
+        """The numbers of the probepoints, with their sites."""
         self._unavailable: dict[int, str] = {}
         planned: list[PlannedCode] = [*found.files, *([found.kernel] if found.kernel is not None else ())]
         owned = [(code, numbers.enter(code)) for code in planned]
@@ -93,7 +93,7 @@ class Installation:
         count = len(self.probes)
         self.bank_size = power_of_two(max(_ROOM * count, _ROOM_MIN))
         self.entries = 2 * self.bank_size
-        """Number of entries of the probe table."""
+        """Number of entries of the probe table: two for each probepoint (``site_links``)."""
         self._foreign_room = (self.bank_size - count) // 2
         if self.entries > PROBE_MAX:
             raise EngineError(f"{count} probepoints are too many: the ebpf engine can have {PROBE_MAX // 2 // _ROOM}")
@@ -126,7 +126,7 @@ class Installation:
         self._programs = Descriptors()
         self._scope, self._filter = job.scope, scope
         self._watches: dict[int, ModuleWatch] = {}
-        """Watches on the memory of modules, by module; most programs have none."""
+        """Watches on the memory of modules, by the ``id()`` of the module; most programs have none."""
         self.kernel = KernelGroups(numbers.probes, found.kernel, request, self.maps.descriptors, features)
         """Probepoints attached to the kernel's code."""
 
@@ -172,16 +172,16 @@ class Installation:
 
     @property
     def probes(self) -> Sequence[Probepoint]:
-        """Probepoints; new ones are appended."""
+        """The probepoints by number; new ones are appended."""
         return self.numbers.probes
 
     @property
     def giving_back(self) -> AbstractSet[int]:
-        """Probepoints whose hits return their ticket if the instruction faults, also those of newly mapped files."""
+        """Numbers of the probepoints whose hits return their ticket if the instruction faults; the set grows."""
         return self._compiler.giving_back
 
     def is_void(self, probe: int, reason: int) -> bool:
-        """Return whether the hit that was to end a probepoint does not count, because its instruction faulted."""
+        """Return whether the fault of a hit undoes the end of a probepoint; ``reason`` is as in ``Ended``."""
         if probe not in self.giving_back:
             return False
         if reason == REMOVE:
@@ -189,7 +189,7 @@ class Installation:
         return reason == LIMIT and self.attachments.hits(probe) < self.numbers.limit(probe)
 
     def expired(self) -> set[int]:
-        """Return the probepoints that have ended in the kernel, and that have not been removed yet."""
+        """Return the numbers of the probepoints that handlers have ended, and that have not been removed yet."""
         exhausted = {
             probe
             for probe in self.giving_back
@@ -199,11 +199,15 @@ class Installation:
 
     @property
     def faulting(self) -> dict[int, int]:
-        """Probepoints whose records are dropped if the instruction faults, with the instruction's offset."""
+        """File offsets of instructions whose fault drops records, keyed by the number of the probepoint."""
         return self._compiler.faulting(self._parts)
 
     def has_room_for(self, file: PlannedFile) -> bool:
-        """Return whether a newly mapped file can still be added."""
+        """
+        Return whether there is room for the probepoints of a newly mapped file.
+
+        Other users' files get half of it.
+        """
         more = len(file.probes) + len(file.resolved.events)
         if file.owner is not None and more > self._foreign_room:
             return False  # the other half is reserved for files of this user
@@ -211,9 +215,9 @@ class Installation:
 
     def add(self, file: PlannedFile, conflicts: Iterable[Conflict]) -> list[StateEvent]:
         """
-        Attach the handlers to a newly mapped file; return the states of its probepoints.
+        Attach handlers in a newly mapped file; return the states of its probepoints.
 
-        ``conflicts`` are the places at which processes have other code.
+        Probepoints in ``conflicts`` are not attached.
         """
         if file.owner is not None:
             self._foreign_room -= len(file.probes)
@@ -228,10 +232,10 @@ class Installation:
 
     def attach(self) -> list[StateEvent]:
         """
-        Load the handlers and attach them, after filling the probe table.
+        Write the probe table, then load and attach the handlers.
 
-        Return the states of probepoints that cannot be inserted, because a process has code that is not the file's, or
-        because debug registers are unavailable.
+        Return the states of probepoints that cannot be inserted, because the code of a process differs from the file,
+        or because no debug register is free.
         """
         files = {id(part.file): part.file for part in self._parts if part.file is not None}
         states: list[StateEvent] = []
@@ -257,7 +261,7 @@ class Installation:
         return [*states, *self._unavailable_of(numbers), *self.kernel.states_of(numbers)]
 
     def _attach_batch(self, batch: Sequence[Part]) -> None:
-        """Load the program of a batch of parts, and attach it."""
+        """Load the BPF program of a batch of parts, and attach it."""
         first = batch[0]
         watching = self._watching_of(first.sites[0][0])
         maps = watching.maps if watching is not None else self.maps.descriptors
@@ -288,13 +292,13 @@ class Installation:
         return [StateEvent((n,), 0, ProbeState.DEBUGREG_UNAVAIL, found[n]) for n in numbers if n in found]
 
     def _is_postponed(self, number: int) -> bool:
-        """Return whether a probepoint waits for another program's debug registers, of which there are few."""
+        """Return whether a watchpoint must wait until the replaced program has released its debug registers."""
         if number not in self.numbers.events or self.maps.switch_over is not SwitchOver.NOT_OURS:
             return False
         return self.numbers.events[number].probe.kind is ProbeKind.WATCHPOINT
 
     def attach_postponed(self) -> list[Event]:
-        """Attach the watchpoints that had to wait for another program's end; refusals are reported as events."""
+        """Attach the watchpoints that waited for the replaced program's end; return events about failures."""
         postponed, self._postponed = self._postponed, []
         if not postponed:
             return []
@@ -313,7 +317,7 @@ class Installation:
         return events
 
     def _form_of(self, part: Part) -> ProgramForm | None:
-        """Return the load parameters of a part's program at a tracepoint or trampoline; None for others."""
+        """Return the load parameters of a BPF program at a tracepoint or trampoline; None for other placements."""
         if part.placement.is_trampoline:
             from dprobes.engines.ebpf.kernel.bpf_links import trampoline_form
 
@@ -341,7 +345,7 @@ class Installation:
         return self._watches[key]
 
     def happened(self) -> Iterator[Event]:
-        """Iterate over events of watchpoints in single processes."""
+        """Iterate over new events of watchpoints in modules."""
         for each in self._watches.values():
             yield from each.happened()
 
@@ -350,7 +354,7 @@ class Installation:
             each.start()
 
     def _refuse_conflicting(self, file: PlannedCode, conflicts: Iterable[Conflict]) -> list[StateEvent]:
-        """Exclude the conflicting probepoints of a file from being attached; return their states."""
+        """Exclude the conflicting probepoints of a file from attachment; return their states."""
         events: list[StateEvent] = []
         probes: dict[int, set[int]] = {}
         for part in self._parts:
@@ -396,7 +400,7 @@ class Installation:
         return links
 
     def warning_of_slow_end(self) -> Notice | None:
-        """Return the notice for a kernel that takes long to remove breakpoints; None if it does not."""
+        """Return the notice that this kernel takes long to remove these uprobes; None if it does not."""
         count = sum(
             probe not in self._conflicting
             for part in self._parts
@@ -413,18 +417,18 @@ class Installation:
 
     @property
     def attached(self) -> tuple[int, ...]:
-        """Probepoints that can be hit."""
+        """Numbers of the probepoints that are attached."""
         absent = self._conflicting | self._unavailable.keys() | self.kernel.refused.keys()
         return tuple(number for number, sites in self.numbers.sites.items() if sites and number not in absent)
 
     def attach_events(self, numbers: Iterable[int]) -> list[StateEvent]:
-        """Compile and attach events whose addresses are known only now; return the states of those that fail."""
+        """Compile and attach perf events in a module that was loaded later; return the states of those that fail."""
         for number in numbers:
             self._unavailable.pop(number, None)
         return self._attach(list(self._compiler.event_parts(numbers)), [])
 
     def entries_of(self, number: int) -> tuple[int, int]:
-        """Return the two entries of a probepoint in the probe table."""
+        """Return the indices of a probepoint's two entries in the probe table."""
         return number, self.bank_size + number
 
     def detach(self) -> None:
@@ -438,7 +442,7 @@ class Installation:
         return frozenset(offset for offset, _ in self.original_bytes().get((status.st_dev, status.st_ino), ()))
 
     def original_bytes(self) -> dict[tuple[int, int], list[tuple[int, int]]]:
-        """Return file offset and original byte of each breakpoint, keyed by the device and inode of the file."""
+        """Return file offset and original byte of each breakpoint, keyed by the file's device and inode number."""
         found: dict[tuple[int, int], list[tuple[int, int]]] = {}
         for part in self._parts:
             if part.file is None:
@@ -450,12 +454,12 @@ class Installation:
         return found
 
     def unhandled(self) -> Iterator[tuple[int, int]]:
-        """Iterate over the probepoints whose handlers exceptions ended, each with a bit mask of the exceptions."""
+        """Iterate over the probepoints whose handlers were ended by exceptions, each with their bit mask."""
         for entry, bits in self.maps.unhandled().items():
             yield entry % self.bank_size, bits
 
     def close(self) -> None:
-        """Remove links, programs and maps from the kernel."""
+        """Remove links, BPF programs and maps from the kernel."""
         self.detach()
         for each in self._watches.values():
             each.close()

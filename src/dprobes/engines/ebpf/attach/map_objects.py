@@ -76,14 +76,14 @@ _COSTS = {
     Placement.TRACEPOINT: 100,
 }
 """
-Cost of a hit in nanoseconds, excluding its handler, which cannot measure it: the trap precedes or follows the handler.
-The figures are those of docs/explanation/measurements.md and of the kernel of a current machine; hits cost more on
-slower machines.
+Cost of a hit's trap in nanoseconds, without its handler; no handler can measure it, because the trap encloses it.
+
+The figures are from docs/explanation/measurements.md, for a current machine; traps take longer on slower machines.
 """
 
 
 def hit_cost(site: Site) -> int:
-    """Return the cost of a hit at a site in nanoseconds, excluding its handler."""
+    """Return the cost of a hit at a site in nanoseconds, without its handler."""
     if site.executed == DEBUG_REGISTER:
         return _DEBUG_EXCEPTION
     if (cost := _COSTS.get(site.placement)) is not None:
@@ -92,7 +92,7 @@ def hit_cost(site: Site) -> int:
 
 
 class LoadMaps:
-    """Maps of the overload guard: times and counters that hits update; leaving the context manager closes them."""
+    """Maps of the overload guard, with times and counters that handlers update; the context manager closes them."""
 
     def __init__(self, probes: int, cpus: int) -> None:
         """Create the maps for ``probes`` entries of the probe table and ``cpus`` CPUs, which is a power of two."""
@@ -121,16 +121,16 @@ class LoadMaps:
         return [traps + handlers for traps, handlers in zip(*both, strict=True)]
 
     def column(self, what: ProbeLoad) -> list[int]:
-        """Return one 64-bit field of all entries."""
+        """Return one 64-bit field of all entries, in their order."""
         return list(self._probes.words[what // 8 :: PROBE_LOAD_SIZE // 8])
 
     def skipped(self, entry: int) -> int:
-        """Return the number of hits of an entry that ran no handler."""
+        """Return the number of an entry's hits for which thinning excluded the handler."""
         count: int = self._probes.words[(entry * PROBE_LOAD_SIZE + ProbeLoad.SKIPPED) // 8]
         return count
 
     def cost(self, entry: int) -> int:
-        """Return the cost of a hit of an entry in nanoseconds, excluding its handler."""
+        """Return the cost of an entry's hit in nanoseconds, without its handler."""
         cost: int = self._probes.halves[(entry * PROBE_LOAD_SIZE + ProbeLoad.COST) // 4]
         return cost
 
@@ -150,7 +150,7 @@ class LoadMaps:
             halves[place] += cost
 
     def thin(self, entry: int, thinning: int) -> None:
-        """Run the handler for one of every ``thinning`` hits of an entry."""
+        """Make handlers of an entry run at one of ``thinning`` hits."""
         self._probes.halves[(entry * PROBE_LOAD_SIZE + ProbeLoad.THINNING) // 4] = thinning
 
 
@@ -162,14 +162,14 @@ _HINTS = {errno.EPERM: _LOCKED, errno.EMFILE: TOO_MANY_FILES}
 _SCOPE_SIZE = 1 << 16
 """Maximum number of processes in a scope at a time."""
 _NOTES = 1 << 12
-"""Maximum number of threads between a hit and the end of its instruction; beyond it, the oldest are forgotten."""
+"""Maximum number of threads with a note of a hit (NOTES); if there are more, the oldest notes are evicted."""
 
 
 _ENTRIES, _SPACES = 1 << 14, 1 << 13
-"""Maximum numbers of calls and of processes whose entry data is kept; beyond them, the oldest are forgotten."""
+"""Maximum numbers of calls (ENTRIES) and of processes (SPACES) with entry data; beyond, the oldest are evicted."""
 _THREADS, _THREADS_MIN, _THREADS_SIZE = 1 << 13, 1 << 10, 8 << 20
 """
-Maximum and minimum number of threads with variables at a time, and the size in bytes that limits it between these.
+Maximum and minimum number of threads with variables; in between, the size in bytes of all variables is the limit.
 """
 _COUNTED = 1 << 13
 """Maximum number of pairs of a thread and a counter that it has read; a handler cannot read further ones."""
@@ -178,7 +178,7 @@ _ENDING = 1 << 16
 
 
 def state_count() -> int:
-    """Return the number of handlers that can run at once: a few per CPU, as handlers may sleep and be preempted."""
+    """Return the number of handlers that can run at the same time: a few for each CPU, because handlers may sleep."""
     # A handler takes one of the states of its CPU (``bpf.lower.hits.hit_prologue``).
     return max(_STATES_MIN, power_of_two(_STATES_FOR_CPU * (max(online_cpus()) + 1)))
 
@@ -236,11 +236,11 @@ class Sizes(NamedTuple):
     replaces: bool = False
     """True if this program replaces another one."""
     notes: bool = False
-    """True if a hit does not count when its instruction faults and the probepoint has a limit of hits."""
+    """True if handlers note hits (NOTES), because their tickets are returned if the instruction faults."""
     loads: bool = False
-    """True if there is an overload guard."""
+    """True if the run has an overload guard."""
     entry: int = 0
-    """Size in bytes of the data kept from the entry of a call, 0 if none is."""
+    """Size in bytes of the data kept from the entry of a call; 0 if none is kept."""
     stops: bool = False
     """True if handlers stop processes for core dumps."""
 
@@ -257,10 +257,10 @@ class ProbeCounters(NamedTuple):
 
 class SharedMaps:
     """
-    Maps of one run; leaving the context manager closes them.
+    Maps of one run, and their context manager.
 
-    ``descriptors`` maps the names that handlers use to file descriptors. ``tables`` are the keyed tables, ``load`` is
-    the overload guard's maps and ``stops`` the list of stopped processes; each is None if the run has none.
+    ``descriptors`` has the file descriptors by the names that handlers use. ``tables`` are the keyed tables, ``load``
+    the overload guard's maps, and ``stops`` the list of stopped processes; each is None if the run needs none.
     """
 
     def __init__(
@@ -272,11 +272,11 @@ class SharedMaps:
         principal: SharedMaps | None = None,
     ) -> None:
         """
-        Create the maps; those of variables and tables are the ``principal``'s if there is one.
+        Create the maps; with a ``principal``, use its maps of variables and tables, which must stay open.
 
-        The ``principal`` must outlive these maps. ``shared_globals`` is the descriptor of the global variables, if they
-        are shared with other programs. ``tables`` are the program's keyed tables; those in ``shared_tables`` are shared
-        by all CPUs (``Request.shared_tables``).
+        ``shared_globals`` is the descriptor of global variables that are shared with other programs; None: they are not
+        shared. ``tables`` are the program's keyed tables; ``shared_tables`` has the numbers of those in which all CPUs
+        share a value (``Request.shared_tables``). Raise ``EngineError`` if the kernel refuses a map.
         """
         self.descriptors: dict[MapName, int] = {}
         self.tables: KernelTables | None = None
@@ -307,7 +307,7 @@ class SharedMaps:
             self._stack = stack.pop_all()
 
     def _add(self, name: MapName, made: MapT) -> MapT:
-        """Register a map under the name that handlers use, and close it with the others."""
+        """Register a map under the name that handlers use, and take ownership of it."""
         self.descriptors[name] = made.fd
         self._stack.enter_context(made)
         return made
@@ -328,7 +328,7 @@ class SharedMaps:
         self._add(MapName.SAMPLES, ArrayMap(samples, name="dprobes_samples"))
 
     def _make_variables(self, sizes: Sizes, tables: Sequence[Table], shared_tables: AbstractSet[int]) -> None:
-        """Create the maps of variables and tables, which companions may share."""
+        """Create the maps of variables and tables, which companions share."""
         before = set(self.descriptors)
         self._locals: ArrayMap = self._add(MapName.LOCALS, ArrayMap(8 * power_of_two(sizes.locals), name="dprobes_lv"))
         per_cpu = 8 * power_of_two(sizes.cpu_variables) * sizes.cpus
@@ -356,7 +356,7 @@ class SharedMaps:
         self._of_variables: AbstractSet[MapName] = self.descriptors.keys() - before
 
     def _share_variables(self, owner: SharedMaps) -> None:
-        """Use the variables and tables of another program."""
+        """Use the maps of variables and tables of another program."""
         self._locals, self._cpu, self.tables = owner._locals, owner._cpu, owner.tables
         self._of_variables = owner._of_variables
         self.descriptors |= {name: owner.descriptors[name] for name in self._of_variables}
@@ -406,23 +406,23 @@ class SharedMaps:
         return count
 
     def set_alive(self, count: int) -> None:
-        """Set the number of processes in scope; nothing else may update the counter meanwhile."""
+        """Set the number of processes in scope; no BPF program may update it at the same time."""
         self.status[Status.ALIVE // 8] = count
 
     @property
     def is_replaceable(self) -> bool:
-        """True if ``set_successor`` can be called."""
+        """True if another program can replace this one (``set_successor``)."""
         return self._successor is not None
 
     def set_successor(self, successor: SharedMaps) -> None:
-        """Give handlers access to the successor's map of threads that have crossed over to it."""
+        """Give handlers access to the successor's map CROSSED, of threads whose hits belong to it already."""
         assert self._successor is not None
         assert successor._crossed is not None
         self._successor.put(successor._crossed.fd)
 
     @property
     def switch_over(self) -> SwitchOver:
-        """State of the switch-over: it determines which hits belong to this program."""
+        """State of the switch-over, by which handlers decide whether hits belong to this program."""
         return SwitchOver(self.status[Status.SWITCH_OVER // 8])
 
     def set_switch_over(self, state: SwitchOver) -> None:
@@ -430,13 +430,13 @@ class SharedMaps:
         self.status[Status.SWITCH_OVER // 8] = state
 
     def set_place(self, entry: int, link: int, offset: int) -> None:
-        """Write the link address and the file offset of the specified place into an entry of the probe table."""
+        """Write the link address and the file offset of a probepoint to its entry of the probe table."""
         words, first = self._probes.words, entry * PROBE_ENTRY_SIZE
         words[(first + ProbeField.LINK) // 8] = link
         words[(first + ProbeField.OFFSET) // 8] = offset
 
     def disable(self, probe: int) -> None:
-        """Prevent all handlers of a probepoint from running."""
+        """Disable an entry of the probe table: its handlers do not run any more."""
         self._probes.halves[(probe * PROBE_ENTRY_SIZE + ProbeField.DISABLED) // 4] = 1
 
     def is_disabled(self, entry: int) -> bool:
@@ -445,9 +445,9 @@ class SharedMaps:
 
     def hand_over(self, old: int, new: int) -> tuple[int, int]:
         """
-        Continue counting the hits of ``old`` in ``new``, and enable the handlers of ``new`` if those of ``old`` were.
+        Disable the entry ``old`` of the probe table, and copy its former state and number of hits to ``new``.
 
-        Disable ``old``. Return the numbers of hits that ``old`` and ``new`` had before.
+        Return the numbers of hits that ``old`` and ``new`` had before.
         """
         words, halves = self._probes.words, self._probes.halves
         first, second = old * PROBE_ENTRY_SIZE, new * PROBE_ENTRY_SIZE
@@ -459,7 +459,7 @@ class SharedMaps:
         return before
 
     def counters(self, probe: int) -> ProbeCounters:
-        """Return the current counters of a probepoint."""
+        """Return the current counters in an entry of the probe table."""
         words, first = self._probes.words, probe * PROBE_ENTRY_SIZE // 8
         fields = (ProbeField.HITS, ProbeField.RECORDS, ProbeField.LOST, ProbeField.MISSED)
         skipped = 0 if self.load is None else self.load.skipped(probe)
@@ -482,7 +482,7 @@ class SharedMaps:
         return list(self._locals.words[:count]) if count else []
 
     def cpu_variables(self) -> list[list[int]]:
-        """Return the CPU variables, one list for each CPU up to the highest one that has been online."""
+        """Return the values of the CPU variables, a list for each CPU up to the highest one that has been online."""
         _, count = self._counts
         if not count:
             return [[] for _ in range(self._cpus)]
@@ -512,7 +512,7 @@ class SharedMaps:
 
     @property
     def unfollowed(self) -> int:
-        """Number of processes that are not in scope because the SCOPE map was full."""
+        """Number of processes that are not probed because the map SCOPE was full."""
         count: int = self.status[Status.UNFOLLOWED // 8]
         return count
 

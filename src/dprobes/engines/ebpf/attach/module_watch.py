@@ -1,11 +1,11 @@
 """
 Watchpoints in a module: debug registers of all CPUs, at the module's addresses in the processes in scope.
 
-A symbol has another address in each process, but there are only four registers. One serves all processes that map the
-module at the same place, such as those that a process started with fork(2), and all of a program that is not
-position-independent. Programs record in MAPPERS which processes map the module: they run at its first instruction in a
-process, and when the process forks, executes a program or ends. Handlers look MAPPERS up, so accesses in other
-processes do not count.
+A symbol has another address in each process, but a CPU has only four debug registers. One register serves all processes
+with the same load bias: for example those forked from one process, or all processes of an executable that is not
+position-independent. BPF programs record in MAPPERS which processes map the module. They run at the module's first
+instruction in a process, and when the process forks, calls execve or ends. Handlers look up the process in MAPPERS:
+accesses in other processes do not count.
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ if TYPE_CHECKING:
 
 __all__ = ["ModuleWatch", "arrival_program", "departure_program", "exec_program", "fork_program", "leave_program"]
 
-# If the module's place is a new one, its watchpoints have to be attached there first. So the program reports it to user
-# space (ARRIVALS) and makes the process wait in the kernel, for a limited time: no other process can see the wait. A
-# process started with fork(2) has the module at the same place; execve removes it.
+# Watchpoints must be attached for a new load bias first. So the BPF program reports the bias to user space (ARRIVALS),
+# and makes the process wait in the kernel for a limited time: no other process can see the wait. A forked child has the
+# same load bias; execve unmaps the module.
 #
-# A program cannot sleep until it is woken up. So it polls; if it may sleep at all, it yields the CPU each time.
+# A BPF program cannot sleep until it is woken up. So it polls; a sleepable one yields the CPU each time.
 
 
 R0, R1, R2, R3, R4, R5 = (Register(number) for number in range(6))
@@ -91,11 +91,11 @@ _ENTRY = -24
 _BIAS_PLACE = _ENTRY + 8
 _SINCE = -32
 _STACK = -40
-"""Offset on the stack of an address that the process can read: its stack pointer."""
+"""Offset on the stack of the process's stack pointer, an address that the process can read."""
 
 
 def arrival_program(scope: Filter, abilities: Abilities) -> Assembled:
-    """Return the program at the module's first instructions; its cookie is the link address of each."""
+    """Return the BPF program at the module's first instructions; its cookie is the link address of the instruction."""
     asm = Assembler()
     out, new, mapped, full, waiting = (asm.label() for _ in range(5))
     asm.mov(R6, R1)
@@ -144,7 +144,11 @@ def arrival_program(scope: Filter, abilities: Abilities) -> Assembled:
 
 
 def _wait_a_turn(asm: Assembler, entry: int, abilities: Abilities) -> None:
-    """Emit the loop that polls until the watchpoints are attached; R2 is the program's stack from ``_STACK`` on."""
+    """
+    Write the loop's callback, at the label ``entry``, which polls until the watchpoints are attached.
+
+    Its argument R2 points to the caller's stack, from ``_STACK`` on. It returns 1 to end the loop.
+    """
     done, late, again = asm.label(), asm.label(), asm.label()
     paging = PagingQuestion(asm, abilities)
     asm.function(entry)
@@ -187,7 +191,7 @@ def _forget(asm: Assembler, process: Register) -> None:
 
 
 def departure_program() -> Assembled:
-    """Return the program at the last function of a library that is about to be unmapped."""
+    """Return the BPF program at the last function that a library executes before it is unmapped."""
     asm = Assembler()
     load_process(asm)
     _forget(asm, R0)
@@ -195,7 +199,7 @@ def departure_program() -> Assembled:
 
 
 def fork_program(types: KernelTypes) -> Assembled:
-    """Return the program on ``sched_process_fork(parent, child)``, which runs before the child does."""
+    """Return the BPF program on ``sched_process_fork(parent, child)``, which runs before the child does."""
     asm = Assembler()
     out, full = asm.label(), asm.label()
     begin_fork(asm, types, out)
@@ -215,7 +219,7 @@ def fork_program(types: KernelTypes) -> Assembled:
 
 
 def exec_program(types: KernelTypes) -> Assembled:
-    """Return the program on ``sched_process_exec(task, ...)``: the new program has not run yet."""
+    """Return the BPF program on ``sched_process_exec(task, ...)``, which runs before the executed file's code."""
     asm = Assembler()
     load_argument(asm, R2, 0)
     asm.load(R3, R2, types.member_offset("task_struct", "tgid"), Size.W)
@@ -224,7 +228,7 @@ def exec_program(types: KernelTypes) -> Assembled:
 
 
 def leave_program(types: KernelTypes) -> Assembled:
-    """Return the program on ``sched_process_exit(task)``: the last thread of a process deletes its entry."""
+    """Return the BPF program on ``sched_process_exit(task)``, which deletes the entry with a process's last thread."""
     asm = Assembler()
     out = asm.label()
     begin_exit(asm, types)
@@ -238,7 +242,7 @@ _PROCESSES = 1 << 14
 _PLACES = 1 << 10
 _RING_SIZE = 1 << 16
 _SWEEP_INTERVAL = 1.0
-"""Interval in seconds at which debug registers that no process needs any more are released."""
+"""Interval in seconds at which debug registers without a process are released."""
 
 _PID = struct.Struct("=I")
 _BIAS_FORMAT = struct.Struct("=Q")
@@ -270,7 +274,7 @@ class ModuleWatch:
         self._lock = threading.Lock()
         self._watches: list[Watch] = []
         self._places: dict[int, bool] = {}
-        """Watched load biases; True for one that is always watched."""
+        """The watched load biases; True: the bias is watched even without a process."""
         self._events: list[Event] = []
         self._late = 0
         self._thread: threading.Thread | None = None
@@ -296,7 +300,11 @@ class ModuleWatch:
         }
 
     def add(self, number: int, memory: WatchedMemory, program: int) -> Watch:
-        """Take over a watchpoint with its loaded handler."""
+        """
+        Add watchpoint ``number``.
+
+        ``program`` is the descriptor of its loaded handler. The caller closes the result.
+        """
         watch = Watch(number, memory, program, self._lock, self._look_at_end)
         self._watches.append(watch)
         return watch
@@ -327,7 +335,7 @@ class ModuleWatch:
             self._prepare()
 
     def _follow(self) -> None:
-        """Attach the programs that update MAPPERS."""
+        """Attach the BPF programs that update MAPPERS."""
         features, maps = self._features, self.maps
         sleepable = Feature.SLEEPABLE_UPROBE in features
         abilities = Abilities(sleepable=sleepable, user=os.geteuid(), paging=paging_layout(features))
@@ -361,7 +369,7 @@ class ModuleWatch:
             self._links.add(link)
 
     def _places_of(self, addresses: Iterable[int]) -> list[tuple[int, int]]:
-        """Return file offset and link address of those instructions that can carry a uprobe."""
+        """Return file offset and link address of the instructions, at link addresses, that can have a uprobe."""
         module = self._resolved.module
         found = []
         for address in addresses:
@@ -388,7 +396,7 @@ class ModuleWatch:
         self._mappers.discard(key)
 
     def _watch(self, bias: int, pid: int, *, always: bool = False) -> None:
-        """Attach all watchpoints for a load bias, and let the processes that wait for them continue."""
+        """Attach all watchpoints for a load bias, and resume the processes that wait for them."""
         with self._lock:
             if bias not in self._places:
                 self._attach(self._watches, bias, pid)
@@ -412,7 +420,7 @@ class ModuleWatch:
             watch.prepare()
 
     def _sweep(self) -> None:
-        """Release the debug registers of load biases that no process has any more. The caller holds the lock."""
+        """Release the debug registers of load biases without a process. The caller holds the lock."""
         used = self._used()
         for bias in [b for b, always in self._places.items() if not always and b not in used]:
             key = _BIAS_FORMAT.pack(bias)
@@ -454,7 +462,7 @@ class ModuleWatch:
     # Events, and the end
 
     def happened(self) -> Iterator[Event]:
-        """Iterate over the events for the user."""
+        """Iterate over the events since the last call."""
         while self._events:
             yield self._events.pop(0)
         late: int = self._shared.status[Status.LATE // 8]
@@ -465,13 +473,13 @@ class ModuleWatch:
             self._late = late
 
     def _look_at_end(self) -> None:
-        """Stop recording arrivals if the last watchpoint has been removed."""
+        """Remove the BPF programs if the last watchpoint has been removed."""
         if all(watch.is_closed for watch in self._watches):
             with self._lock:
                 self._links.close()
 
     def close(self) -> None:
-        """Stop watching."""
+        """Remove all watchpoints and BPF programs, and end the thread."""
         if self._thread is not None:
             os.eventfd_write(self._wake_up, 1)
             self._thread.join()

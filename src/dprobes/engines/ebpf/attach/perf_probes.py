@@ -1,8 +1,8 @@
 """
 Probepoints that are perf events: samplers, hit by a clock on each CPU, and watchpoints, hit by debug registers.
 
-A program belongs to one event probepoint. If the code of one module is sampled, the program itself recognizes it. For
-an address that is watched in every process, the handler for the word size of the accessing process runs.
+A BPF program belongs to one probepoint. If the code of one module is sampled, the BPF program itself recognizes that
+code. If an address is watched in every process, the handler for the word size of the accessing process runs.
 """
 
 from __future__ import annotations
@@ -66,23 +66,24 @@ __all__ = [
 ]
 
 USER_END = (1 << 47) - 4096
-"""End of the user address space of x86-64 with four levels of page tables."""
+"""First address beyond the user address space of x86-64 with four levels of page tables."""
 
 IN_USE = "all debug registers of a CPU are in use"
-"""Reason why there is no register for a watchpoint."""
+"""Detail of DEBUGREG_UNAVAIL for ENOSPC."""
 
 _NOWHERE = 0
 
 
 class MovableBreakpoint(Descriptors):
     """
-    A breakpoint on all CPUs that runs a PERF_EVENT program, for ``size`` bytes.
+    A hardware breakpoint on ``size`` bytes, on all CPUs, that runs a PERF_EVENT program.
 
-    It watches nothing until ``move``. To open a breakpoint on a CPU, the kernel waits until all CPUs have passed
-    through user space or the scheduler (``percpu_down_write`` in ``kernel/events/hw_breakpoint.c``). That takes
-    milliseconds, and forever if a process waits in a BPF program meanwhile. Moving an open breakpoint takes
-    microseconds. OSError is raised with the kernel's error: ENOSPC if the four registers of a CPU are in use. The
-    program must stay loaded as long as CPUs may come online.
+    It watches no memory until ``move``. To open a breakpoint on a CPU, the kernel waits for an RCU grace period
+    (``percpu_down_write`` in ``kernel/events/hw_breakpoint.c``). That takes milliseconds, or forever if a process waits
+    in a BPF program meanwhile. To move an open breakpoint takes microseconds.
+
+    The constructor raises OSError with the kernel's error: ENOSPC if the four debug registers of a CPU are in use.
+    ``program`` is a descriptor, which must stay open as long as CPUs may come online.
     """
 
     def __init__(self, program: int, size: int, access: Access) -> None:
@@ -92,7 +93,7 @@ class MovableBreakpoint(Descriptors):
         self._access = access
         self._address: int | None = None
         self._events: dict[int, tuple[int, int]] = {}
-        """Descriptors of event and link, keyed by CPU."""
+        """The descriptors of event and link, keyed by CPU."""
         try:
             for cpu in online_cpus():
                 self.renew(cpu)
@@ -101,7 +102,7 @@ class MovableBreakpoint(Descriptors):
             raise
 
     def renew(self, cpu: int) -> None:
-        """Watch on a CPU that has come online, with a new event replacing the previous one (see ``bpf_links``)."""
+        """Watch on a CPU that has come online: a new event replaces the old one, which is inactive (``bpf_links``)."""
         for old in self._events.pop(cpu, ()):
             os.close(self.remove(old))
         try:
@@ -115,13 +116,13 @@ class MovableBreakpoint(Descriptors):
             perf_calls.move_breakpoint(event, self._address, self._size, self._access)
 
     def move(self, address: int) -> None:
-        """Watch an address from now on."""
+        """Watch the memory at an address from now on; raise OSError with the kernel's error."""
         for event, _ in self._events.values():
             perf_calls.move_breakpoint(event, address, self._size, self._access)
         self._address = address
 
     def rest(self) -> None:
-        """Watch nothing until the next ``move``."""
+        """Watch no memory until the next ``move``."""
         self._address = None
         for event, _ in self._events.values():
             perf_calls.disable(event)
@@ -129,9 +130,10 @@ class MovableBreakpoint(Descriptors):
 
 class Watch(Descriptors):
     """
-    Breakpoints of one watchpoint, one for each load bias; ``close`` closes them and calls ``on_close``.
+    Hardware breakpoints of one watchpoint, one for each load bias.
 
-    A spare breakpoint is kept ready for the next place (``prepare``).
+    A spare one is open in advance for the next load bias (``prepare``). ``lock`` protects the attributes. ``close``
+    closes the breakpoints and calls ``on_close``.
     """
 
     def __init__(
@@ -158,7 +160,11 @@ class Watch(Descriptors):
         return self._memory.absolute
 
     def attach(self, bias: int) -> tuple[ProbeState, str] | None:
-        """Watch the address for a load bias; return None, or a state and the reason. The caller holds the lock."""
+        """
+        Watch the address for a load bias, unless it is watched already or the watchpoint is closed.
+
+        Return None, or a state and the reason if the address cannot be watched. The caller holds the lock.
+        """
         place = 0 if self._memory.absolute else bias
         if self.is_closed or place in self._placed:
             return None
@@ -176,7 +182,7 @@ class Watch(Descriptors):
         return None
 
     def prepare(self) -> None:
-        """Open a spare breakpoint for the next place if possible. The caller holds the lock."""
+        """Open a spare breakpoint for the next load bias, if a debug register is free. The caller holds the lock."""
         if self._spare is None and not self.is_closed and not self._memory.absolute:
             with contextlib.suppress(OSError):
                 self._spare = self._opened()
@@ -220,10 +226,10 @@ _NANOSECONDS = 1_000_000_000
 @dataclass(frozen=True, slots=True)
 class EventProbe:
     """
-    A probepoint that is an event, with the program's code for each word size that it runs in.
+    A probepoint that is a perf event, with the encoded probe program for each word size of code in which it runs.
 
-    ``module`` is the one whose code is sampled or whose memory is watched. ``paths`` lead to its file, and to others
-    with the same contents. ``kernel`` is the target of a program about the kernel.
+    ``module`` is the module whose code is sampled or whose memory is watched. ``paths`` lead to its file, and to files
+    that share its pages. ``kernel`` is the target of a program in the kernel.
     """
 
     probe: Probepoint
@@ -234,7 +240,7 @@ class EventProbe:
 
     @property
     def executed(self) -> str:
-        """Cause of its hits, as the summary shows it."""
+        """The cause of its hits for the summary, such as ``debug register``."""
         match self.probe.kind:
             case ProbeKind.SAMPLER:
                 return "clock"
@@ -249,7 +255,7 @@ class EventProbe:
 
 
 def events_in(resolved: ResolvedModule, paths: tuple[str, ...]) -> tuple[EventProbe, ...]:
-    """Return the samplers and watchpoints of a program for the file that ``paths`` lead to."""
+    """Return the samplers and watchpoints of a program in a file; ``paths`` lead to it."""
     form = (resolved.image, resolved.architecture)
     return tuple(EventProbe(probe, (form,), resolved, paths) for probe in resolved.events)
 
@@ -262,9 +268,10 @@ def events_in_kernel(resolved: ResolvedKernel) -> tuple[EventProbe, ...]:
 
 def events_everywhere(program: Program, request: Request) -> tuple[tuple[EventProbe, ...], list[Event]]:
     """
-    Return the probepoints of a program about all processes, and notices for the user.
+    Return the probepoints of a program without a module, and notices for the user.
 
-    ``request`` applies to all handlers. Raise ``SourceError`` if the program can run in code of no word size.
+    ``request`` has the properties of all handlers. Raise ``SourceError`` if the program cannot run in code of any word
+    size.
     """
     forms: list[tuple[CodeImage, Architecture]] = []
     probes: tuple[Probepoint, ...] = ()
@@ -294,7 +301,7 @@ def events_everywhere(program: Program, request: Request) -> tuple[tuple[EventPr
 
 
 def lower_entry(event: EventProbe, entry: int, base: Request) -> Lowered:
-    """Compile the program that keeps the entry of a system call for the handler at its end."""
+    """Compile the BPF program that keeps the entry of a system call for the handler of its return."""
     from dprobes.bpf.lower import host_of
     from dprobes.bpf.lower.hits.call_entries import entry_program
 
@@ -352,7 +359,7 @@ def _with_symbols(request: Request, resolved: ResolvedKernel) -> Request:
 
 
 def _sampled(resolved: ResolvedModule, paths: Sequence[str]) -> tuple[MappedModule, VmaLayout]:
-    """Return the data by which programs recognize the code of a module."""
+    """Return the data by which BPF programs recognize the code of a module."""
     with KernelTypes() as types:
         layout = vma_layout(types)
     try:
@@ -372,7 +379,7 @@ def refuse_events(
     *,
     everywhere: bool,
 ) -> None:
-    """Add an error for each event that this kernel, or the engine, does not support."""
+    """Add an error for each event that this kernel or the engine does not support; ``everywhere``: without a module."""
     for probe in probes:
         if probe.kind is ProbeKind.TRACEPOINT:
             is_record = probe.traced.source is Source.RECORD
@@ -409,9 +416,9 @@ def refuse_events(
 
 def attach_event(event: EventProbe, program: int) -> Descriptors | str:
     """
-    Attach a loaded program to its event, on every CPU; return the reason if no debug register is free.
+    Attach a loaded BPF program to its event, on every CPU, until the result is closed.
 
-    Raise ``EngineError`` for another refusal of the kernel.
+    Return a string, the reason, if no debug register is free; raise ``EngineError`` for other errors of the kernel.
     """
     probe = event.probe
     if probe.kind is ProbeKind.TRACEPOINT:

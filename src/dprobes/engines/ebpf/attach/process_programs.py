@@ -1,13 +1,12 @@
 """
-Programs on the tracepoints of processes and signals: they update SCOPE and ENDING, and report faults to the reader.
+BPF programs on the tracepoints of processes and signals: they update SCOPE and ENDING, and report faults to the reader.
 
-For SCOPE they add the children of processes in it, and remove processes that end. Process ids are of the initial
-namespace. A child is in scope before it first runs. For ``Status.ALIVE``, a process has ended when its last thread gets
-to ``sched_process_exit``; it is in scope until none of its threads can run any more. The offsets in ``task_struct`` are
-those of the kernel's type information.
+They add the children of processes in SCOPE, and remove processes that end. Process ids are those of the initial PID
+namespace. A child is in scope before it first runs. ``Status.ALIVE`` counts a process until its last thread reaches
+``sched_process_exit``; SCOPE has it until none of its threads can run any more. The offsets in ``task_struct`` are
+those of the kernel's BTF.
 
-A process that has not executed its program yet has a separate key until it does (``awaiting_key``), so that none of its
-earlier hits count.
+A command that has not called execve yet has a separate key (``awaiting_key``), so that its earlier hits do not count.
 """
 
 from __future__ import annotations
@@ -70,35 +69,35 @@ __all__ = [
     "watch_signals",
 ]
 
-# A thread executes much of the kernel's code after ``sched_process_exit``: it closes files, sends SIGCHLD, and leaves
-# its CPU for the last time. Then its parent waits for it, and its id may be reused. ``sched_process_free`` follows for
-# each thread, but its id may have been reused by then. So an id is stored with the address of the ending thread's or
-# process' structure, which nothing else can have until then.
+# A thread executes much kernel code after ``sched_process_exit``: it closes files, sends SIGCHLD, and leaves its CPU
+# for the last time. Then its parent reaps it, and its id may be reused. ``sched_process_free`` follows for each thread,
+# maybe after its id was reused. So an id is stored with the address of the ending thread's task_struct, or of its
+# process' signal_struct, which is not reused before that.
 
 
 R0, R1, R2, R3, R4, R5, R6, R7, R8, R9, R10 = (Register(number) for number in range(11))
 
 
 def load_argument(asm: Assembler, dst: Register, number: int) -> None:
-    """Load an argument of the tracepoint; R1 must still be the context."""
+    """Load argument ``number`` (from 0) of the tracepoint; R1 must still be the context."""
     asm.load(dst, R1, 8 * number)
 
 
 def point_to_stack(asm: Assembler, dst: Register, offset: int) -> None:
-    """Set a register to the address at an offset of the program's stack."""
+    """Set a register to the frame pointer R10 plus ``offset``."""
     asm.mov(dst, R10)
     asm.alu(Alu.ADD, dst, offset)
 
 
 def look_up(asm: Assembler, name: MapName, key: int) -> None:
-    """Load the address of the value in a map to R0, or 0; the key is on the stack. Clobbers R1-R5."""
+    """Load the address of a key's value to R0, or 0; ``key`` is its stack offset. Clobbers R1-R5."""
     asm.load_map(R1, name)
     point_to_stack(asm, R2, key)
     asm.call(Helper.MAP_LOOKUP_ELEM)
 
 
 def update(asm: Assembler, name: MapName, key: int, value: int, flags: int) -> None:
-    """Put a value from the stack into a map, with a key from there; R0 is not 0 if that fails. Clobbers R1-R5."""
+    """Update a map; ``key`` and ``value`` are stack offsets. R0 is not 0 if that fails. Clobbers R1-R5."""
     asm.load_map(R1, name)
     point_to_stack(asm, R2, key)
     point_to_stack(asm, R3, value)
@@ -107,14 +106,14 @@ def update(asm: Assembler, name: MapName, key: int, value: int, flags: int) -> N
 
 
 def delete(asm: Assembler, name: MapName, key: int) -> None:
-    """Delete the key that is on the stack from a map; R0 is not 0 if it does not exist. Clobbers R1-R5."""
+    """Delete a key, at the stack offset ``key``, from a map; R0 is not 0 if it does not exist. Clobbers R1-R5."""
     asm.load_map(R1, name)
     point_to_stack(asm, R2, key)
     asm.call(Helper.MAP_DELETE_ELEM)
 
 
 def load_process(asm: Assembler) -> None:
-    """Load the id of the running process to R0; clobbers R1-R5."""
+    """Load the id (tgid) of the current process to R0; clobbers R1-R5."""
     asm.call(Helper.GET_CURRENT_PID_TGID)
     asm.alu(Alu.RSH, R0, 32)
 
@@ -128,9 +127,9 @@ def add_to_status(asm: Assembler, word: Status, number: int) -> None:
 
 def begin_fork(asm: Assembler, types: KernelTypes, end: Label) -> None:
     """
-    Load the new process' id to R6, and its parent's to R4, at ``sched_process_fork(parent, child)``.
+    Load the child's process id to R6 and the parent's to R4, at ``sched_process_fork(parent, child)``.
 
-    Go to ``end`` for a new thread. Clobbers R2 and R3.
+    Jump to ``end`` for a new thread. Clobbers R2 and R3.
     """
     tgid, pid = types.member_offset("task_struct", "tgid"), types.member_offset("task_struct", "pid")
     load_argument(asm, R2, 0)
@@ -145,8 +144,8 @@ def begin_exit(asm: Assembler, types: KernelTypes) -> None:
     """
     Load the process at ``sched_process_exit(task)`` or ``sched_process_free(task)``: its id to R6, its identity to R7.
 
-    The identity is the address of ``signal_struct``, which all of its threads share. R4 is the number of its threads
-    that have not begun to end.
+    The identity is the address of the ``signal_struct`` that its threads share. R4 is its member ``live``: the number
+    of threads that have not begun to end.
     """
     load_argument(asm, R2, 0)
     asm.load(R6, R2, types.member_offset("task_struct", "tgid"), Size.W)
@@ -156,15 +155,15 @@ def begin_exit(asm: Assembler, types: KernelTypes) -> None:
 
 
 _VALUE = -8 - SCOPE_VALUE.size
-"""Offset on the stack of the value for a new process."""
+"""Offset on the stack of the value in SCOPE for a new process."""
 
 
 def fork_program(types: KernelTypes, *, children: bool) -> Assembled:
     """
     Return the program on ``sched_process_fork(parent, child)``, which runs before the child does.
 
-    With ``children``, the child of a process in scope is added to the scope. The id of any other child is deleted, as
-    it may be that of a process whose end ``free_program`` has not seen yet.
+    With ``children``, the child of a process in scope is added to the scope. The id of any other child is deleted: it
+    may be the reused id of a process for which ``free_program`` has not run yet.
     """
     asm = Assembler()
     end, full, outside = asm.label(), asm.label(), asm.label()
@@ -187,14 +186,14 @@ def fork_program(types: KernelTypes, *, children: bool) -> Assembled:
 
 
 def _add_to_scope(asm: Assembler, flags: int) -> None:
-    """Add the process whose id is at -4 of the stack; R0 is not 0 if SCOPE is full. Clobbers R1-R4."""
+    """Add to SCOPE the process whose id is at R10 - 4; R0 is not 0 if SCOPE is full. Clobbers R1-R4."""
     for place in range(_VALUE, _VALUE + SCOPE_VALUE.size, 8):
         asm.store(R10, place, 0)
     update(asm, MapName.SCOPE, -4, _VALUE, flags)
 
 
 def exec_program() -> Assembled:
-    """Return the program on ``sched_process_exec``, which runs before the first instruction of the new program."""
+    """Return the program on ``sched_process_exec``, which runs before the first instruction of the executed file."""
     asm = Assembler()
     end, full = asm.label(), asm.label()
     load_process(asm)
@@ -212,7 +211,7 @@ def exec_program() -> Assembled:
 
 
 def _delete_awaiting(asm: Assembler, process: Register, absent: Label) -> None:
-    """Delete the key of a process that has not executed its program; jump to ``absent`` if there is none."""
+    """Delete the awaiting key of a process, whose id is in a register; jump to ``absent`` if it has none."""
     asm.mov(R1, process)
     asm.alu(Alu.OR, R1, AWAITING)
     asm.store(R10, -4, R1, Size.W)
@@ -224,8 +223,8 @@ def exit_program(types: KernelTypes) -> Assembled:
     """
     Return the program on ``sched_process_exit(task)``, which emits ``Entry.PROCESS`` for the last thread of a process.
 
-    The process stays in scope, see ``free_program``. If the ring is full, the entry is lost; ``Status.ALIVE`` is
-    correct nevertheless.
+    The process remains in scope (``free_program``). If the ring is full, the entry is lost, but ``Status.ALIVE`` is
+    updated.
     """
     asm = Assembler()
     end, there, ended = asm.label(), asm.label(), asm.label()
@@ -264,9 +263,9 @@ def free_program(types: KernelTypes) -> Assembled:
     """
     Return the program on ``sched_process_free(task)``, which removes a process from scope with its last thread.
 
-    It counts threads, because the last one to end may still be ending when the process has been waited for. A thread
-    that ended before the process came into scope was not counted: then hits in the last context switch of another
-    thread may be lost.
+    It counts threads, because the process may be reaped before its last thread has left the kernel. A thread that ended
+    before the process came into scope was not counted: then hits in the last context switch of another thread may be
+    lost.
     """
     asm = Assembler()
     end = asm.label()
@@ -287,7 +286,7 @@ def free_program(types: KernelTypes) -> Assembled:
 
 
 def own_process() -> int:
-    """Return the id of this process in the initial namespace, as BPF programs see it."""
+    """Return the id of this process in the initial PID namespace, as BPF programs see it."""
     asm = Assembler()
     load_process(asm)
     asm.exit()
@@ -302,11 +301,11 @@ def follow_processes(
     """
     Keep SCOPE up to date until the result is closed.
 
-    With ``children``, the children of processes in scope are added. With ``awaits_exec``, processes are added whose
-    ``awaiting_key`` is in SCOPE when they execute a program.
+    With ``children``, the children of processes in scope are added. With ``awaits_exec``, a process whose
+    ``awaiting_key`` is in SCOPE is added when it calls execve.
 
-    The caller adds the first process: set ``Status.ALIVE`` to 1, then add the key, then check whether the process still
-    exists. STATUS, SCOPE and RING are required.
+    The caller adds the first process: set ``Status.ALIVE`` to 1, add the key, then check whether the process still
+    exists. ``maps`` must have STATUS, SCOPE and RING.
     """
     programs = {
         "sched_process_free": free_program(types),
@@ -326,12 +325,12 @@ _KEY, _IDENTITY = -8, -16
 
 def follow_threads(maps: Mapping[MapName, int], types: KernelTypes) -> Descriptors:
     """
-    Delete the data about threads and processes when these end, until the result is closed.
+    Delete data about threads and processes when they end, until the result is closed.
 
-    The data are those of THREAD_VARIABLES and SPACES, as far as these maps exist. A thread loses its variables when it
-    executes a program. It also loses them when it has left its CPU for the last time and its id was released; otherwise
-    when another thread gets that id, before that thread first runs. A process gets another number in SPACES with each
-    program that it executes, so that no thread returns from its earlier calls.
+    These are the data in THREAD_VARIABLES and SPACES, if the maps exist. A thread's variables are deleted at execve. At
+    its end they are deleted after it has left its CPU for the last time and its id was released. This happens before
+    another thread with the same id first runs. A process gets another number in SPACES at each execve: returns from
+    calls before the execve are not seen.
     """
     known = {name for name in (MapName.THREAD_VARIABLES, MapName.SPACES) if name in maps}
     programs = {
@@ -393,7 +392,11 @@ def _thread_fork_program(known: Known, types: KernelTypes) -> Assembled:
 
 
 def _thread_exec_program(known: Known) -> Assembled:
-    """Return the program on ``sched_process_exec(task, old_pid, ...)``; the task now has the first thread's id."""
+    """
+    Return the program on ``sched_process_exec(task, old_pid, ...)``.
+
+    The task has the thread group leader's id now.
+    """
     asm = Assembler()
     load_argument(asm, R6, 1)
     _load_thread(asm)
@@ -409,7 +412,7 @@ def _load_thread(asm: Assembler) -> None:
 
 
 def _forget(asm: Assembler, known: Known) -> None:
-    """Delete the data about the thread in R0, and about the process with that id."""
+    """Delete the data about the thread whose id is in R0, and about the process with that id."""
     asm.store(R10, _KEY, R0)
     for name in (MapName.ENDING, MapName.THREAD_VARIABLES, MapName.SPACES):
         if name in known:
@@ -509,7 +512,7 @@ def _update_cell(asm: Assembler, cell: int, *, has_event: bool, is_end: bool) ->
 
 
 FAULTS = frozenset({signal.SIGILL, signal.SIGTRAP, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV})
-"""Signals that instructions can cause."""
+"""Signals for faults of instructions."""
 
 _SIGNAL_ENTRY = -24
 """Offset of the entry on the stack: u32 kind, u32 thread id, u64 ip, u32 signal and tickets, u32 code."""
@@ -519,12 +522,14 @@ def signal_program(types: KernelTypes, *, in_scope: bool, casts: bool = False, e
     """
     Return the program on ``signal_deliver(signal, info, action)``; with ``in_scope`` only threads of SCOPE count.
 
-    It writes ``Entry.SIGNAL`` when a thread is about to receive a signal for a fault: then the instruction's record is
-    not one of success. If the instruction was executed out of line for a uprobe, the kernel has reset the instruction
-    pointer by then (``arch_uprobe_abort_xol``), so ``ip`` is that of the probepoint. A fault that the kernel resolves
-    sends no signal. ``entries`` is the number of entries of the probe table, a power of two, if there are notes of hits
-    whose tickets are returned. Signals for which the ring has no room are counted in ``Status.UNSEEN``. With ``casts``,
-    the kernel need not know that ``info`` is a pointer, but must have ``bpf_rdonly_cast``.
+    The program writes ``Entry.SIGNAL`` when a thread is about to receive a signal for a fault: the instruction has not
+    completed. If a uprobe's instruction was executed out of line, the kernel has reset the instruction pointer to that
+    of the probepoint (``arch_uprobe_abort_xol``). A fault that the kernel resolves sends no signal. Signals for which
+    the ring has no room are counted in ``Status.UNSEEN``.
+
+    If hits have notes (NOTES), by which their tickets are returned, ``entries`` is the number of entries of the probe
+    table, a power of two; else None. With ``casts``, the program uses ``bpf_rdonly_cast``, for kernels whose verifier
+    does not treat ``info`` as a pointer.
     """
     code, ip = types.member_offset("kernel_siginfo", "si_code"), types.member_offset("pt_regs", "ip")
     asm = Assembler()
@@ -574,7 +579,7 @@ def signal_program(types: KernelTypes, *, in_scope: bool, casts: bool = False, e
 
 def _give_back(asm: Assembler, entries: int) -> None:
     """
-    Return the tickets of the thread's last hit, if it was at the instruction that the entry names.
+    Write code that returns the tickets of the thread's last hit, if it was at the instruction pointer in the entry.
 
     Clobbers R0-R5 and R8.
     """
@@ -613,11 +618,10 @@ def watch_signals(
     maps: Mapping[MapName, int], types: KernelTypes, *, in_scope: bool, entries: int | None = None
 ) -> int:
     """
-    Attach the program on ``signal_deliver`` and return the descriptor of its link.
+    Attach the program on ``signal_deliver`` and return the descriptor of its link, which the caller closes.
 
-    The maps STATUS and RING are required, with ``in_scope`` SCOPE, and with ``entries`` NOTES and PROBES.
-
-    Raise OSError if the kernel permits no program to read signals, ``TargetError`` if its types lack the structures.
+    ``maps`` must have STATUS and RING, with ``in_scope`` also SCOPE, and with ``entries`` also NOTES and PROBES. Raise
+    OSError if the kernel does not permit the program, ``TargetError`` if its BTF lacks the structures.
     """
 
     def attach(*, casts: bool) -> int:
@@ -637,7 +641,7 @@ _CONSEQUENCE = "records are emitted also where the instruction faults"
 
 class FaultWatch:
     """
-    Watch on the faults of a run, which begins as soon as one of its probepoints depends on it.
+    Watch on the faults of a run, to be begun when one of its probepoints first needs it.
 
     ``in_scope`` and ``entries`` are those of ``watch_signals``.
     """
@@ -651,7 +655,7 @@ class FaultWatch:
         self._link = Descriptor(-1)
 
     def begin(self) -> Notice | None:
-        """Begin, once; return a notice if the kernel does not permit it, otherwise None."""
+        """Begin, unless it has begun; return a notice if the kernel does not permit it, otherwise None."""
         if self._has_begun:
             return None
         self._has_begun = True

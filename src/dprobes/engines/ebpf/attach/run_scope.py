@@ -70,9 +70,10 @@ _ENDED = ("Z", "X")
 
 def plant(scope: ScopeMap, set_alive: Callable[[int], None], pid: int, *, follow: bool) -> int:
     """
-    Put a process into an empty scope, with ``follow`` also its descendants; raise OSError with the kernel's error.
+    Add a process to an empty scope, with ``follow`` also its descendants; raise OSError with the kernel's error.
 
-    ``set_alive`` sets the number of processes. Return by how many the actual number differs from that.
+    ``set_alive`` sets the number of living processes before they are added. Return the number, 0 or negative, of
+    corrections: of processes that had ended before.
     """
     wanted = [pid, *(descendants(pid) if follow else ())]
     # No program updates the number while the map is empty.
@@ -86,7 +87,7 @@ def plant(scope: ScopeMap, set_alive: Callable[[int], None], pid: int, *, follow
 
 
 def put(scope: ScopeMap, pid: int, number: int | None = None) -> int:
-    """Put a process into scope, under the key ``number`` if it is given; return -1 if it has ended, else 0."""
+    """Add a process to the scope, with the key ``number`` if it is not None; return -1 if it has ended, else 0."""
     key = KEY.pack(pid if number is None else number)
     scope[key] = bytes(SCOPE_VALUE.size)
     # No program has counted the end of a process that ended before it had a key.
@@ -94,7 +95,7 @@ def put(scope: ScopeMap, pid: int, number: int | None = None) -> int:
 
 
 def withdraw(scope: ScopeMap, key: bytes) -> int:
-    """Delete the key of a process whose end no program has counted; return -1 if it existed, else 0."""
+    """Delete the key of a process whose end no BPF program has counted; return -1 if the key existed, else 0."""
     try:
         _, _, has_ended = SCOPE_VALUE.unpack(scope[key])
     except KeyError:
@@ -109,7 +110,7 @@ def _has_living_thread(pid: int) -> bool:
 
 
 def descendants(pid: int) -> list[int]:
-    """Return the descendants of a process."""
+    """Return the ids of the descendants of a process."""
     found: list[int] = []
     waiting = [pid]
     while waiting:
@@ -122,27 +123,27 @@ def descendants(pid: int) -> list[int]:
 
 
 def processes_of(scope: Scope) -> list[int]:
-    """Return the process of a scope, if there is one, and its descendants if these are followed."""
+    """Return the ids of a scope's process and, with ``follow``, its descendants; empty for other kinds of scopes."""
     return [] if scope.pid is None else [scope.pid, *(descendants(scope.pid) if scope.follow else ())]
 
 
 _LEAVING = 2.0
 """
-Seconds in which a process, after it has sent SIGCHLD, leaves its CPU and releases its resources in the kernel; it
-usually takes tens of milliseconds.
+Maximum number of seconds between a process's SIGCHLD and the moment when it has left its CPU and released its
+resources in the kernel; usually tens of milliseconds.
 """
 
 _INITIAL_PID_NAMESPACE = 0xEFFFFFFC
-"""Inode of the first PID namespace (PROC_PID_INIT_INO in include/linux/proc_ns.h)."""
+"""Inode number of the initial PID namespace (PROC_PID_INIT_INO in include/linux/proc_ns.h)."""
 
 
 def is_initial_namespace() -> bool:
-    """Return whether this process is in the initial PID namespace, so that process ids are the kernel's."""
+    """Return whether this process is in the initial PID namespace, whose process ids BPF programs see."""
     return os.stat("/proc/self/ns/pid").st_ino == _INITIAL_PID_NAMESPACE
 
 
 def filter_of(scope: Scope) -> Filter:
-    """Return the conditions that handlers check; this process itself never counts."""
+    """Return the conditions that handlers check; they always exclude this process."""
     if scope.is_tree:
         return Filter(processes=True)
     excluded = os.getpid()
@@ -181,7 +182,7 @@ def is_in_scope(scope: Scope, pid: int, maps: SharedMaps) -> bool:
 
 
 def _is_in_cgroup(pid: int, path: str) -> bool:
-    """Return whether a process is in the cgroup with a directory, or in one below it."""
+    """Return whether a process is in the cgroup whose directory is ``path``, or in a descendant of that cgroup."""
     wanted = os.stat(path)
     root = os.path.realpath(path)
     while os.stat(parent := os.path.dirname(root)).st_dev == wanted.st_dev:
@@ -200,9 +201,9 @@ def _is_in_cgroup(pid: int, path: str) -> bool:
 
 def _cgroup_of(path: str) -> tuple[int, int]:
     """
-    Return the id of a cgroup and its level, counted from the root of the hierarchy.
+    Return the id of a cgroup, given its directory, and its level; the root of the hierarchy has the level 0.
 
-    Raise a ``DprobesError`` if it is in no mounted cgroup file system of version 2, or outside the cgroup namespace.
+    Raise a ``DprobesError`` if the directory is in no cgroup2 file system, or outside the cgroup namespace.
     """
     # Since Linux kernel commit 40430452fd5d ("kernfs: use 64bit inos if ino_t is 64bit") (in v5.5) the id is the inode.
     identity = os.stat(path).st_ino
@@ -224,10 +225,10 @@ def _cgroup_of(path: str) -> tuple[int, int]:
 
 class ProcessTree:
     """
-    Processes of a tree, kept in SCOPE, with their descendants if these are followed; ``alive`` counts those left.
+    Processes of a process tree, in SCOPE, with their descendants if these are followed.
 
-    SCOPE is empty until ``plant``. A ``command``, or a process that is about to execute its program, comes into scope
-    when it does; until then it only counts as alive.
+    SCOPE is empty until ``plant``. A ``command``, or a process that is about to call execve, comes into scope with the
+    execve; until then it only counts as alive.
     """
 
     def __init__(self, maps: SharedMaps, types: KernelTypes, scope: Scope, command: Command | None) -> None:
@@ -245,7 +246,11 @@ class ProcessTree:
             )
 
     def plant(self) -> None:
-        """Put the process into scope, and its descendants so far."""
+        """
+        Add the process, and its present descendants if they are followed.
+
+        Raise a ``DprobesError`` if it has ended.
+        """
         pid = self._pid
         if pid is None:
             return
@@ -258,7 +263,7 @@ class ProcessTree:
             self._extra = plant(self._maps.scope, self._maps.set_alive, pid, follow=self._follow)
 
     def pids(self) -> list[int]:
-        """Return the processes that are in scope now."""
+        """Return the ids of the processes in scope."""
         return sorted(pid for pid, _ in self._members())
 
     def _members(self) -> Iterator[tuple[int, int]]:
@@ -272,10 +277,10 @@ class ProcessTree:
     @property
     def has_left(self) -> bool:
         """
-        True if none of the processes, all of which have ended, still executes the kernel's code at its end.
+        True if no ended process of the tree executes kernel code any more; all processes must have ended.
 
-        This is checked for ``_LEAVING`` seconds from the first call on. After that, only processes that still close
-        files or the like are waited for.
+        For ``_LEAVING`` seconds from the first call on, this is exact. After that, only processes that still release
+        resources count, for example close files.
         """
         if self._leaving is None:
             self._leaving = time.monotonic() + _LEAVING
@@ -293,7 +298,7 @@ class ProcessTree:
         return False
 
     def release(self, pid: int) -> None:
-        """Remove a process from scope; its later children are not in scope either."""
+        """Remove a process from the scope; its later children are not in scope either."""
         self._extra += withdraw(self._maps.scope, KEY.pack(pid))
 
     @property
@@ -308,9 +313,9 @@ class ProcessTree:
 
 def pid_namespace_of(scope: Scope) -> tuple[int, int]:
     """
-    Return device and inode of the PID namespace for process ids in records.
+    Return the device and inode number of the PID namespace for process ids in records.
 
-    It is that of the scope's process, otherwise that of this process. Raise ``TargetError`` if the process has ended.
+    It is that of the scope's process, or else of this process. Raise ``TargetError`` if the scope's process has ended.
     """
     pid = scope.pid
     try:

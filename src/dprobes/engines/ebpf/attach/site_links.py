@@ -1,11 +1,10 @@
 """
 Links of a run: attached sites, and the removal of single ones.
 
-Making and closing one link with many sites is cheap, but a link for each site would take some 50 ms each to close. So
-the sites of a pattern share a link. To remove some of them, the others get a new link before the old one is closed. For
-a moment both are attached: each probepoint has two entries in the probe table, one for each link, and only one of them
-is enabled. The kernel calls one link after the other at a hit: if the entries are switched in between, neither counts
-the hit.
+To close a link takes some 50 ms, with one site or with many. So the sites of a pattern share a link. To remove some of
+them, the others get a new link before the old one is closed. For a moment both links are attached. So a probepoint has
+two entries in the probe table, one for each link, and only one of them is enabled. At a hit the kernel runs one link's
+BPF program after the other: if the entries are switched in between, neither counts the hit.
 """
 
 from __future__ import annotations
@@ -32,16 +31,16 @@ _RENEWAL_INTERVAL = 0.5
 """Minimum number of seconds between two renewals of a link: sites that end in between are removed together."""
 
 _CLOSERS = 64
-"""Number of links that are closed at the same time: the kernel waits long for each, but for all of them at once."""
+"""Number of threads that close links: the kernel waits for a grace period at each, and the waits can overlap."""
 
 
 @dataclass(eq=False, slots=True)
 class Group:
     """
-    The sites that share a program: in one file, those of one definition with the same placement, or of many.
+    The sites that share a BPF program: in one file, those of one definition with the same placement, or of many.
 
-    ``program`` is its descriptor, ``path`` leads to the file, and ``shown`` is the file's name for users. ``sites`` are
-    pairs of a probepoint and one of its sites.
+    ``program`` is the descriptor of the BPF program, ``path`` leads to the file, and ``shown`` is the file's name for
+    users. ``sites`` are pairs of a probepoint's number and one of its sites.
     """
 
     program: int
@@ -51,20 +50,20 @@ class Group:
     sites: list[tuple[int, Site]]
     bank: int = 0
     is_entry: bool = False
-    """True if its program keeps entries of calls: it counts no hits, and stays while any probepoint needs it."""
+    """True if its program keeps entries of calls: it counts no hits, and remains while any probepoint needs it."""
     link: Descriptors | None = None
     renewed: float = field(default=float("-inf"))
 
 
 Linker = Callable[[Group, Sequence[tuple[int, int]]], "Descriptors"]
-"""Function that attaches a group's program to pairs of a file offset and its cookie."""
+"""Function that attaches a group's BPF program to pairs of a file offset and a cookie, and returns the links."""
 
 
 class Attachments:
     """
     Attached groups, from which single probepoints can be removed.
 
-    ``bank_size`` is the distance of the two entries that a probepoint has in the probe table.
+    ``bank_size`` is the distance, in entries, between the two entries of a probepoint in the probe table.
     """
 
     def __init__(self, maps: SharedMaps, bank_size: int, link: Linker) -> None:
@@ -83,7 +82,7 @@ class Attachments:
         self.is_closed = False
 
     def attach(self, group: Group) -> None:
-        """Attach all sites of a group; raise a ``DprobesError`` for the kernel's error."""
+        """Attach all sites of a group; raise a ``DprobesError`` if the kernel refuses."""
         group.link = self._link(group, self._pairs(group))
         self._groups.add(group)
         for probe in {probe for probe, _ in group.sites}:
@@ -94,7 +93,11 @@ class Attachments:
         return [(site.offset, _cookie(base + probe, site.moved)) for probe, site in group.sites]
 
     def take_away(self, probe: int) -> bool:
-        """Begin to remove a probepoint; return whether it was there. Its handler does not run any more."""
+        """
+        Disable the handlers of a probepoint, which ``renew`` will detach.
+
+        Return False if its removal has begun before.
+        """
         if probe in self._ended:
             return False
         self._ended.add(probe)
@@ -105,7 +108,7 @@ class Attachments:
         return True
 
     def detach(self, probe: int) -> None:
-        """Close the links of a probepoint, which may be attached again; its counters stay."""
+        """Close the links of a probepoint, which may be attached again; its counters are unchanged."""
         for group in self._groups_of.pop(probe, ()):
             self._groups.discard(group)
             self._dirty.discard(group)
@@ -122,7 +125,7 @@ class Attachments:
         yield from [group.link for group in self._groups if group.link is not None]
 
     def is_there(self, probe: int) -> bool:
-        """Return whether a probepoint is attached, and its removal has not begun."""
+        """Return whether a probepoint is attached and its removal has not begun."""
         return probe in self._groups_of and probe not in self._ended
 
     def is_disabled(self, probe: int) -> bool:
@@ -133,7 +136,7 @@ class Attachments:
         )
 
     def expired(self) -> set[int]:
-        """Return the probepoints that handlers have disabled, and that have not been removed yet."""
+        """Return the numbers of the probepoints that handlers have disabled, and whose removal has not begun."""
         disabled = self._maps.disabled()
         return {
             probe
@@ -150,9 +153,9 @@ class Attachments:
 
     def renew(self, *, at_once: bool = False) -> None:
         """
-        Update links after removals; to be called often.
+        Update links after removals; call this often.
 
-        With ``at_once``, breakpoints are gone when this returns.
+        With ``at_once``, the uprobes have been removed when this returns; otherwise threads close the links.
         """
         now = time.monotonic()
         for group in list(self._dirty):
@@ -175,7 +178,7 @@ class Attachments:
             self._join()
 
     def _switch(self, group: Group) -> None:
-        """Attach the remaining sites with their other entries, and switch counting to these."""
+        """Attach the remaining sites with their other entries in the probe table, and enable these entries."""
         old, new = group.bank * self._bank_size, (1 - group.bank) * self._bank_size
         probes = {probe for probe, _ in group.sites}
         for probe in probes:
@@ -210,7 +213,7 @@ class Attachments:
         self._closing.clear()
 
     def close(self) -> None:
-        """Remove all links; they are gone when this returns."""
+        """Remove all links, and wait until the kernel has removed them."""
         self._last_groups = dict(self._groups_of)
         self.is_closed = True
         waiting = [group.link for group in self._groups if group.link is not None]
@@ -234,15 +237,15 @@ class Attachments:
 
 
 def _cookie(entry: int, moved: int) -> int:
-    """Return the cookie of a site: the index of its entry in the probe table, and above that how far it was moved."""
+    """Return the cookie of a site: the index of its entry in the probe table, and in higher bits ``Site.moved``."""
     return entry | (moved & 0xFFFF_FFFF) << 32
 
 
 class CpuArrivals:
     """
-    Follower of CPUs that come online: samplers and watchpoints, which are events of each CPU, are attached there.
+    Follower of CPUs that come online, where samplers and watchpoints must be attached: they are events of each CPU.
 
-    The kernel removes events from a CPU that goes offline, so a CPU that comes online again counts as well.
+    The kernel removes events from a CPU that goes offline. So a CPU that comes online again needs new ones, too.
     """
 
     def __init__(self) -> None:
@@ -256,11 +259,11 @@ class CpuArrivals:
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """Descriptors that are readable when there may be work."""
+        """Descriptors that are readable when ``look`` should be called."""
         return () if self._news is None else (self._news.descriptor,)
 
     def look(self, attachments: Attachments) -> Iterator[Notice]:
-        """Attach on CPUs that have come online, and report that."""
+        """Attach events on CPUs that have come online; yield a notice about each."""
         if self._deafness is not None:
             yield self._deafness
             self._deafness = None

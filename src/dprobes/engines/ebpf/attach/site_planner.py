@@ -1,4 +1,4 @@
-"""Plans of an engine: the sites of the probepoints of files; each plan is made once."""
+"""Planner of an engine: it determines the sites of the probepoints in files, once for each program and file."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ __all__ = ["Planner", "Trampoline", "process_hazard", "trampoline", "uretprobe_h
 
 class Trampoline(enum.Enum):
     """
-    Ways into the kernel from the page that a uretprobe makes a thread return to, on x86-64.
+    Ways in which a thread enters the kernel from the trampoline of uretprobes, on x86-64.
 
-    32-bit programs use a breakpoint in any case.
+    32-bit processes always use a breakpoint.
     """
 
     BREAKPOINT = "a breakpoint"
@@ -56,7 +56,7 @@ _SYS_URETPROBE = 335
 _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 22, 38
 _SECCOMP_MODE_FILTER = 2
 _NOT_ASKED = 255
-# struct sock_filter { u16 code; u8 jt, jf; u32 k; }: load the number; if it is that of uretprobe, answer EPERM.
+# struct sock_filter { u16 code; u8 jt, jf; u32 k; }: load the number; if it is that of uretprobe, return EPERM.
 _FILTER = b"".join(
     struct.pack("=HBBI", *instruction)
     for instruction in (
@@ -70,9 +70,9 @@ _FILTER = b"".join(
 
 def trampoline() -> Trampoline:
     """
-    Return how uretprobes enter the kernel, by making their system call in child processes, with a filter and without.
+    Return how uretprobes enter the kernel, by their system call in child processes with and without a seccomp filter.
 
-    Outside the page for it the call ends in SIGILL. It exists since Linux kernel commit ff474a78cef5 ("uprobe: Add
+    Outside of the trampoline the call raises SIGILL. It exists since Linux kernel commit ff474a78cef5 ("uprobe: Add
     uretprobe syscall to speed up return probe") (in v6.11). Seccomp does not filter it since cf6cb56ef244 ("seccomp:
     passthrough uretprobe systemcall without filtering") (in v6.14, and in stable kernels before).
     """
@@ -83,8 +83,8 @@ def trampoline() -> Trampoline:
 
 def _status_of_call(*, filtered: bool) -> int:
     """Return the exit code of a process that makes the system call: its errno, or the negative number of its signal."""
-    # PyDLL keeps the GIL held: in the child, the thread that could release it does not exist. os.fork is not needed:
-    # the child does nothing that the interpreter would have to know.
+    # PyDLL keeps the GIL: in the child, another thread that holds the GIL would not exist. os.fork is not needed: the
+    # child uses nothing that the interpreter would have to reinitialize.
     libc = ctypes.PyDLL(None, use_errno=True)
     code = ctypes.create_string_buffer(_FILTER, len(_FILTER))
     program = ctypes.create_string_buffer(struct.pack("=H6xQ", len(_FILTER) // 8, ctypes.addressof(code)))
@@ -109,11 +109,11 @@ def uretprobe_hazard(
     """
     Return a clause with the reason why uretprobes in a module are not safe; None if no reason is known.
 
-    If they are not safe, breakpoints at the return instructions are used. Uretprobes change return addresses in every
-    process that executes the module, whatever the scope of the run is. ``pids`` restricts the check to these processes,
-    for a link that is restricted to them. ``command`` is a program that is going to be started. Other processes that
-    start later, or confine themselves later, cannot be checked. ``reached`` leads to the file if the module's path may
-    not any more; raise ``TargetError`` if that does not either.
+    If they are not safe, uprobes at the return instructions are used. Uretprobes change return addresses in every
+    process that executes the module, in scope or not. ``pids``, if not None, restricts the check to these processes,
+    for a link that is restricted to them. ``command`` is the name of a command to be started. Other processes that
+    start later, or install a seccomp filter later, cannot be checked. ``reached`` is a path to the file, by default the
+    module's; raise ``TargetError`` if the file does not exist.
     """
     if (reason := return_address_user_in(module)) is not None:
         return reason
@@ -134,7 +134,11 @@ def uretprobe_hazard(
 
 
 def process_hazard(thread: int, kind: Trampoline | None) -> str | None:
-    """Return a predicate with the reason why uretprobes are not safe for a process; ``kind`` is None if unknown."""
+    """
+    Return the reason why uretprobes are not safe for a process, as a predicate; None if no reason is known.
+
+    ``thread`` is one of its threads; ``kind`` is the way into the kernel, None: unknown.
+    """
     if process_field(thread, "Seccomp") not in ("", "0") and kind in (None, Trampoline.FILTERED_CALL):
         return "is confined by seccomp, which may refuse the system call of this kernel's uretprobes"
     if "shstk" in process_field(thread, "x86_Thread_features").split():
@@ -153,18 +157,22 @@ _RUNTIMES = ("/libstdc++.so", "/libc++abi.so")
 
 
 _FOREIGN_SIZE = 256 << 20
-"""Bytes of programs of other users that are searched, which takes about a second."""
+"""Maximum number of bytes of other users' files that are searched; that takes about a second."""
 
 
 class _Programs:
-    """Programs and libraries of processes, each file of which is examined once."""
+    """Executables and libraries of processes; each file is examined once."""
 
     def __init__(self) -> None:
         self._known: dict[FileId, str | None] = {}
         self._left = _FOREIGN_SIZE
 
     def hazard(self, mapper: Mapper) -> str | None:
-        """Return a predicate if the program or a library of a process may unwind or switch stacks, else None."""
+        """
+        Return the reason, a predicate, if code of a process may unwind or switch stacks; None if not.
+
+        This process's executable and libraries are examined.
+        """
         program = f"/proc/{mapper.thread}/exe"
         try:
             status = os.stat(program)
@@ -191,8 +199,8 @@ class Planner:
     """
     Maker of plans; any thread may use it.
 
-    ``exact`` forbids placing a breakpoint at a cheaper neighboring instruction. ``command`` is the program that the run
-    is going to start.
+    ``exact`` forbids moving a uprobe to a neighboring instruction where a hit is cheaper. ``command`` is the name of
+    the command that the run will start; empty: none.
     """
 
     def __init__(
@@ -215,10 +223,10 @@ class Planner:
         reached: str = "",
     ) -> FilePlan:
         """
-        Return the plan for the probepoints of a file; raise ``SourceError`` if one is not supported.
+        Return the plan for the probepoints of a file; raise ``SourceError`` if a probepoint is not supported.
 
-        Breakpoints at the file offsets ``kept`` are not moved to a cheaper neighboring instruction. ``reached`` leads
-        to the file if its path may not any more.
+        Uprobes at the file offsets ``kept`` are not moved to a neighboring instruction. ``reached`` is a path to the
+        file, by default the module's.
         """
         key = (id(resolved), kept)
         plan = self._plans.get(key)
@@ -232,7 +240,7 @@ class Planner:
         return plan
 
     def plan_kernel(self, program: Program, resolved: ResolvedKernel, diagnostics: Diagnostics) -> PlannedKernel:
-        """Return the plan for the probepoints in the kernel; raise ``SourceError`` if one is not supported."""
+        """Return the plan for the probepoints in the kernel; raise ``SourceError`` if a probepoint is not supported."""
         from dprobes.engines.ebpf.inkernel.kernel_spec import plan_kernel, refuse_reading, refuse_skips, refuse_waiting
 
         if (known := self._kernel_plans.get(id(resolved))) is not None:
@@ -250,7 +258,7 @@ class Planner:
         return planned
 
     def forget(self) -> None:
-        """Forget the plans of runs that have ended."""
+        """Discard the cached plans of runs that have ended."""
         self._plans.clear()
         self._kernel_plans.clear()
 

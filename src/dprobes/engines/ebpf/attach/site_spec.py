@@ -1,8 +1,8 @@
 """
-Sites of the probepoints of a file: the places of their breakpoints.
+Sites of the probepoints of a file: the instructions at which uprobes are placed.
 
-Instructions that uprobes do not support are found here by decoding, before anything is loaded. The kernel itself would
-not report them if the file is mapped later. This module works on files only.
+Instructions that uprobes do not support are found by decoding, before anything is loaded. The kernel would not report
+them if the file is mapped later. This module uses files only.
 """
 
 from __future__ import annotations
@@ -31,21 +31,22 @@ if TYPE_CHECKING:
 __all__ = ["DEBUG_REGISTER", "FilePlan", "Site", "plan_file"]
 
 DEBUG_REGISTER = "debug register"
-"""Cause of a watchpoint's hits, as the summary shows it."""
+"""Cause of a watchpoint's hits in the summary."""
 
 
 class Site(NamedTuple):
     """
-    One place of a breakpoint.
+    Place of one uprobe or kprobe.
 
-    * ``offset`` is that in the file, ``moved`` the distance in bytes from the probepoint's specified place.
-    * ``return_bytes`` is the number of bytes that the return instruction at a RET_SITE takes from the stack besides the
-      return address.
+    * ``offset`` is the file offset, or the address in the kernel; ``moved`` is its distance in bytes from the place
+      that the probepoint specifies.
+    * ``return_bytes`` is the immediate of the return instruction at a RET_SITE: the number of bytes of arguments that
+      it pops after the return address.
     * ``executed`` describes for users how the kernel executes the instruction.
-    * ``may_fault`` is True if the instruction may raise a fatal signal.
-    * ``counter`` is the file offset of the semaphore of a USDT probe, 0 for none.
-    * ``anchor`` is ``SYMBOL+DISTANCE``, by which the kernel finds the place whenever its module is loaded.
-    * ``arguments`` is the number of words that the function at a trampoline takes in registers.
+    * ``may_fault`` is True if the instruction may raise a signal.
+    * ``counter`` is the file offset of the semaphore of a USDT probe; 0: none.
+    * ``anchor`` is ``SYMBOL+DISTANCE``, by which the kernel finds the place whenever its module is loaded; empty: none.
+    * ``arguments`` is the number of words that the function at a trampoline has in registers.
     """
 
     offset: int
@@ -58,14 +59,14 @@ class Site(NamedTuple):
     arguments: int = 0
     counter: int = 0
     is_entry: bool = False
-    """True if the program here keeps the entry of a call for the handler of its return, and runs no handler."""
+    """True if the BPF program at this place keeps the entry of a call for the handler of its return."""
 
 
 class FilePlan(NamedTuple):
     """
     Probepoints of a file, each with its sites, and those that are left out.
 
-    A probepoint without sites is one whose ``state`` already shows why it has none.
+    If a probepoint has no sites, its ``state`` shows the reason.
     """
 
     resolved: ResolvedModule
@@ -86,12 +87,12 @@ def plan_file(
     kept: Container[int] = (),
 ) -> FilePlan:
     """
-    Return the sites of a file's probepoints.
+    Return the sites of a file's probepoints; add errors to ``diagnostics``.
 
-    An unsupported place is an error if the program names it; if a pattern found it, it is left out. ``exact`` forbids
-    moving breakpoints to a neighboring instruction; those at the file offsets ``kept`` are never moved.
-    ``uretprobe_hazard`` returns a clause with the reason against uretprobes in the file, or None; it is called only if
-    one is needed.
+    An unsupported place is an error if the program names the place; if a pattern matches it, it is left out. ``exact``
+    forbids moving uprobes to a neighboring instruction; those at the file offsets ``kept`` are never moved.
+    ``uretprobe_hazard`` returns the reason against uretprobes in the file, or None; it is only called if the program
+    has probepoints at returns.
     """
     planner = _Planner(program, resolved, diagnostics, exact=exact, kept=kept, uretprobe_hazard=cache(uretprobe_hazard))
     found = FilePlan(resolved, tuple(planner.probes()), (*resolved.left_out, *planner.left_out))
@@ -130,7 +131,7 @@ class _Planner:
                 yield probe._replace(subject=probe.code._replace(moved=moved)) if moved else probe, sites
 
     def _sites(self, probe: Probepoint) -> tuple[Site, ...]:
-        """Return the sites of a probepoint; none, after an error or an entry in ``left_out``, if unsupported."""
+        """Return the sites of a probepoint; if it is unsupported, add an error or left-out entry, and return none."""
         if probe.at_return:
             return self._exits(probe)
         reason = refusal(probe.instruction, self._bits, at_entry=self._is_entry(probe))
@@ -149,7 +150,7 @@ class _Planner:
         return (Site(probe.offset + moved, Placement.BREAKPOINT, executed, faults, moved, counter=counter),)
 
     def _cheaper_places(self) -> dict[int, int]:
-        """Return how many bytes breakpoints may move to be cheaper, keyed by file offset of the specified place."""
+        """Return the distances in bytes by which uprobes are moved, keyed by the file offset of the specified place."""
         probes = [probe for probe in movable_probes(self._resolved) if probe.offset not in self._kept]
         moves = cheap_sites_in(self._resolved.module, [probe.instruction for probe in probes])
         return {probe.offset: moved for probe, moved in zip(probes, moves, strict=True) if moved}

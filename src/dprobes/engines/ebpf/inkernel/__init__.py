@@ -1,1 +1,1 @@
-"""Probepoints in the kernel and in its modules, whether these are loaded or not."""
+"""Probepoints in the kernel and in kernel modules, whether these are loaded or not."""

@@ -1,7 +1,8 @@
 """
 Groups of probepoints in the kernel: their attachment, and the hits that the kernel has missed.
 
-If the kernel refuses some places, the others are attached; a program of one refused probepoint is an error.
+If the kernel refuses some places, the others are attached. If the only probepoint of a program is refused, that is an
+error.
 """
 
 from __future__ import annotations
@@ -44,17 +45,17 @@ __all__ = ["KernelGroups", "KernelMisses", "KprobeList", "parse_kprobes"]
 
 _LIST = Path("/sys/kernel/debug/kprobes/list")
 _INTERVAL = 1.0
-"""Seconds for which the list is used without reading it again: it may have thousands of lines."""
+"""Minimum number of seconds between two readings of the list, which may have thousands of lines."""
 _ENDBR = 4
 _WAYS = {"FTRACE": "ftrace", "OPTIMIZED": "jump"}
 
 
 class KprobeList:
     """
-    Implementation of kprobes by the kernel: calls of ftrace, jumps, or breakpoints, from its list of them in debugfs.
+    The kernel's list of kprobes in debugfs, as of the last ``look``: it shows how each is implemented.
 
-    The kernel makes jumps some time after kprobes were registered, and reverts them when another probe is placed
-    nearby. The list is that of the last ``look``.
+    A kprobe is a call of ftrace, a jump, or a breakpoint. The kernel optimizes a kprobe to a jump some time after its
+    registration, and reverts that when another probe is placed nearby.
     """
 
     def __init__(self, path: Path = _LIST) -> None:
@@ -75,7 +76,7 @@ class KprobeList:
             self._ways = {}  # without debugfs nothing is known
 
     def way(self, address: int) -> str | None:
-        """Return the implementation of the kprobe at an address, or after its landing pad; None if it is unknown."""
+        """Return the implementation of the kprobe at an address, or after an ENDBR there; None if it is unknown."""
         return self._ways.get(address) or self._ways.get(address + _ENDBR)
 
 
@@ -99,10 +100,10 @@ _MANY = (Placement.ENTRY, Placement.ENTRY_RETURN)
 
 class KernelMisses:
     """
-    Counts of hits that ran no handler, keyed by the probepoints that share a link or a program.
+    Counts of hits for which the kernel ran no handler, keyed by the probepoints that share a link or a BPF program.
 
-    The kernel may have no room to track another pending return, or a handler may already run on that CPU. If a link has
-    many functions, their misses are counted together. Any thread may call the methods.
+    The kernel may have no room to track another pending return, or a handler may already run on that CPU. The kernel
+    counts the misses of all functions of a link together. Any thread may call the methods.
     """
 
     def __init__(self, features: Features) -> None:
@@ -112,13 +113,13 @@ class KernelMisses:
         self._programs: dict[int, tuple[int, ...]] = {}
         self._ended: Counter[tuple[int, ...]] = Counter()
         self.has_watched = False
-        """True if there were any links or programs that can miss hits."""
+        """True if ``watch`` was called for links or BPF programs that can miss hits."""
 
     def watch(self, links: Descriptors, group: Group) -> Descriptors:
         """
-        Count the missed hits of a group's links until they are closed, and of its program until ``close``.
+        Count the missed hits of a group's links until they are closed, and of its BPF program until ``close``.
 
-        Return the links.
+        Return the links, which replace ``links``.
         """
         self.has_watched = True
         probes = tuple(probe for probe, _ in group.sites)
@@ -136,7 +137,11 @@ class KernelMisses:
         return watched
 
     def _count_of(self, links: Descriptors, group: Group) -> Callable[[Sequence[int]], Sequence[int]] | None:
-        """Return a function from descriptors of links to their missed hits; None if they cannot be counted."""
+        """
+        Return a function that maps the descriptors of links to their missed hits.
+
+        None if the kernel has no counts.
+        """
         if group.placement.is_trampoline:
             return None
         if Feature.LINK_MISSED in self._features:
@@ -158,7 +163,7 @@ class KernelMisses:
                 self._ended.update(links.missed())
 
     def counts(self) -> Counter[tuple[int, ...]]:
-        """Return the missed hits so far, keyed by the probepoints that they belong to."""
+        """Return the numbers of missed hits so far, each keyed by the probepoints that share it."""
         with self._lock:
             found = Counter(self._ended)
             for links in self._links:
@@ -168,7 +173,7 @@ class KernelMisses:
             return found
 
     def close(self) -> None:
-        """Keep the counts, because the programs are about to be closed."""
+        """Store the final counts; call this before the BPF programs are closed."""
         counts = self.counts()
         with self._lock:
             self._links.clear()
@@ -177,7 +182,11 @@ class KernelMisses:
 
 
 class _WatchedLinks(Descriptors):
-    """Descriptors of ``links`` whose missed hits are recorded before they are closed; each belongs to ``probes``."""
+    """
+    Descriptors of ``links`` whose missed hits are recorded before they are closed.
+
+    ``probes`` has the probepoints of each link; ``count`` returns the missed hits of links.
+    """
 
     def __init__(
         self,
@@ -194,11 +203,11 @@ class _WatchedLinks(Descriptors):
         self._misses = misses
 
     def missed(self) -> Counter[tuple[int, ...]]:
-        """Return the missed hits, keyed by the probepoints of a link."""
+        """Return the numbers of missed hits, keyed by the probepoints of the link."""
         return Counter(dict(zip(self._links, self._count([*self._links.values()]), strict=True)))
 
     def close(self) -> None:
-        """Record the missed hits, and close the links, with the other resources of their owner."""
+        """Record the missed hits, and close the links."""
         self._misses.settle(self)
         super().close()
         self._owner.close()
@@ -212,7 +221,8 @@ class KernelGroups:
     """
     Attached groups in the kernel; ``probes`` are all probepoints of the run.
 
-    ``planned`` is None if none of them is in the kernel; ``request`` has the scope, ``maps`` are those of the run.
+    ``planned`` is None if no probepoint is in the kernel; ``request`` has the scope, ``maps`` the descriptors of the
+    run's maps.
     """
 
     def __init__(
@@ -234,10 +244,10 @@ class KernelGroups:
         self._unseen: ArrayMap | None = None
         self._unseen_returns: Counter[int] = Counter()
         self.refused: dict[int, str] = {}
-        """Probepoints that the kernel refused, with the reasons."""
+        """The reasons for which the kernel refused probepoints, by number."""
 
     def link(self, group: Group, places: Sequence[tuple[int, int]]) -> Descriptors:
-        """Attach a group in the kernel; refused sites are removed from the group."""
+        """Attach a group in the kernel, and return its links; refused sites are removed from the group."""
         if group.is_entry:  # entries have no handler that could miss hits
             return self._wait(group, places) if group.sites[0][1].anchor else self._link(group, places)
         if group.sites[0][1].anchor:
@@ -281,7 +291,7 @@ class KernelGroups:
         return links
 
     def _reason_of(self, site: Site) -> str | None:
-        """Return why the kernel calls a place invalid, None if that is unknown."""
+        """Return the reason why the kernel returns EINVAL for a place; None if it is unknown."""
         if self._planned is None:
             return None
         kernel = self._planned.resolved.module.kernel
@@ -302,7 +312,7 @@ class KernelGroups:
         return links
 
     def _wait(self, group: Group, places: Sequence[tuple[int, int]]) -> Descriptors:
-        """Attach a group in a module that may be unloaded; all of its sites have anchors, or none (``parts``)."""
+        """Attach a group of sites with anchors, in a module that may be loaded or unloaded later."""
         if self._waiting is None:
             from dprobes.engines.ebpf.inkernel.waiting_kprobes import WaitingProbes
 
@@ -312,7 +322,7 @@ class KernelGroups:
         return self._waiting.attach(group.program, anchors, at_return=group.placement.is_return)
 
     def _link_counter(self, entries: EntryKprobes) -> Descriptors:
-        """Attach a counter of calls whose return will not be seen, if the kernel does not count them."""
+        """Attach a counter of calls whose return the kernel cannot track, if the kernel does not count them itself."""
         assert self._planned is not None, "something in the kernel is planned"
         trampolines = self._planned.resolved.module.kernel.return_trampolines
         if not trampolines:
@@ -336,7 +346,7 @@ class KernelGroups:
             self._kprobes.look(is_last=True)
 
     def executed(self, site: Site) -> str:
-        """Return the implementation of a site, as the summary shows it."""
+        """Return the implementation of a site, for the summary."""
         if site.placement not in (Placement.KPROBE, Placement.KRETPROBE):
             return site.executed
         self._kprobes.look()
@@ -344,14 +354,18 @@ class KernelGroups:
         return site.executed if way is None else f"{site.executed} ({way})"
 
     def missed(self) -> Counter[int]:
-        """Return the number of hits without a handler, keyed by probepoint, as far as they are counted separately."""
+        """Return the number of missed hits of each probepoint whose misses are counted separately."""
         counts = self._misses.counts()
         missed = Counter({probes[0]: count for probes, count in counts.items() if count and len(probes) == 1})
         missed.update(self._unseen_returns if self._unseen is None else self._read_unseen(self._unseen))
         return missed
 
     def _read_unseen(self, unseen: ArrayMap) -> Counter[int]:
-        """Return the number of calls whose return was not seen, keyed by probepoint: each has two entries."""
+        """
+        Return the number of calls whose return was not seen, keyed by probepoint.
+
+        Each has two entries in the map.
+        """
         bank = self._request.tables.probes // 2
         found: Counter[int] = Counter()
         for entry, count in enumerate(unseen.words):
@@ -360,7 +374,11 @@ class KernelGroups:
         return found
 
     def note_of_misses(self) -> Notice | None:
-        """Return the notice that the kernel does not count the hits during handlers; None if it does, or none occur."""
+        """
+        Return the notice that this kernel does not count hits during handlers.
+
+        None if it does, or none can occur.
+        """
         if not self._misses.has_watched or Feature.LINK_MISSED in self._features:
             return None
         return Notice(
@@ -369,7 +387,7 @@ class KernelGroups:
         )
 
     def close(self) -> None:
-        """Keep the counts, as the programs are about to be closed, and release all other resources."""
+        """Store the final counts, and release all resources; call this before the BPF programs are closed."""
         self._misses.close()
         if self._unseen is not None:
             unseen, self._unseen = self._unseen, None
@@ -379,7 +397,7 @@ class KernelGroups:
             self._waiting.close()
 
     def notices(self) -> Iterator[Notice]:
-        """Iterate over the notices of hits that several probepoints have missed together."""
+        """Iterate over the notices about missed hits whose number is known only for several probepoints together."""
         for probes, count in self._misses.counts().items():
             if count and len(probes) > 1:
                 names = _listed([self._probes[number].where for number in probes])
@@ -391,7 +409,7 @@ class KernelGroups:
 
     @property
     def left_out(self) -> Iterator[LeftOutProbe]:
-        """Refused probepoints, in the form of functions that match a pattern and have no probepoint."""
+        """Iterate over the refused probepoints of patterns, as left-out ones."""
         for number, reason in self.refused.items():
             probe = self._probes[number]
             yield LeftOutProbe(probe.number, probe.path, probe.where, reason)

@@ -1,9 +1,8 @@
 """
-Placement of probepoints in the kernel: ftrace where a function begins, kprobes elsewhere.
+Placement of probepoints in the kernel: ftrace at the start of a function, kprobes elsewhere.
 
-A hit costs less by a call of ftrace than by a breakpoint, and one link attaches to thousands of functions. Ftrace saves
-only the registers in which functions take arguments (``ftrace_regs``). A handler that reads others gets a kprobe, which
-has all of them.
+A hit by ftrace costs less than one by a breakpoint, and one link attaches to thousands of functions. Ftrace saves only
+the registers of arguments (``ftrace_regs``). A handler that reads other registers gets a kprobe, which saves all.
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ if TYPE_CHECKING:
 
 __all__ = ["SINGLE_KPROBES_MAX", "PlannedKernel", "plan_kernel", "refuse_reading", "refuse_skips", "refuse_waiting"]
 
-# A program at a kprobe can override the return of a function that the kernel's source marks as able to fail
-# (ALLOW_ERROR_INJECTION). Where security modules decide, a program at a BPF trampoline can do so as well, with any
-# value but 0.
+# A BPF program at a kprobe can override the return of a function that the kernel's source marks for error injection
+# (ALLOW_ERROR_INJECTION). A BPF program at a trampoline can also override functions of security modules, with any value
+# but 0.
 
 
 _LIST = "/sys/kernel/debug/error_injection/list"
@@ -88,7 +87,7 @@ def refuse_skips(program: Program, resolved: ResolvedKernel, features: Features,
 
 
 def is_overridden(probe: Probepoint, resolved: ResolvedKernel, features: Features) -> bool:
-    """Return whether a kprobe can make the function of a probepoint return at once, as far as is known."""
+    """Return whether a kprobe can skip the function of a probepoint; True if the kernel's list cannot be read."""
     if Feature.OVERRIDE_RETURN not in features or Feature.KPROBE not in features:
         return False
     skippable = resolved.module.kernel.skippable
@@ -96,11 +95,11 @@ def is_overridden(probe: Probepoint, resolved: ResolvedKernel, features: Feature
 
 
 _ALWAYS = ("eip",)
-"""Register that every trampoline has besides the arguments: the function's address."""
+"""Register that a trampoline has in addition to the arguments: the function's address."""
 
 
 def replaces_kprobes(features: Features) -> bool:
-    """Return whether trampolines replace kprobes because this kernel has no kprobes."""
+    """Return whether BPF trampolines are used in place of kprobes, which this kernel does not have."""
     return Feature.KPROBE not in features and Feature.TRAMPOLINE in features
 
 
@@ -108,9 +107,9 @@ class TrampolinePlan:
     """
     Planner of the probepoints that BPF trampolines serve: on kernels without kprobes, and at functions to be skipped.
 
-    A trampoline runs when a function begins, or after its return, and has the function's arguments and its result. The
-    kernel finds functions by the names in its type information (BTF), so a name must be that of only one function.
-    Errors are added to ``diagnostics``; functions that match a pattern but cannot be probed to ``left_out``.
+    A trampoline is executed at the start of a function or after its return, with the function's arguments and return
+    value. The kernel finds functions by their names in BTF, so the name must be unique. Errors are added to
+    ``diagnostics``, and functions that match a pattern but cannot be probed to ``left_out``.
     """
 
     def __init__(
@@ -123,7 +122,7 @@ class TrampolinePlan:
         self.left_out: list[LeftOutProbe] = []
 
     def site(self, probe: Probepoint, placement: Placement) -> tuple[Site, ...]:
-        """Return the site of a probepoint in a tuple; an empty one after adding an error if there can be none."""
+        """Return the one site of a probepoint; if there can be none, add an error and return an empty tuple."""
         try:
             signature = self._signature(probe)
         except TargetError as error:
@@ -175,7 +174,7 @@ class TrampolinePlan:
     def _missing_register(
         self, probe: Probepoint, placement: Placement, signature: Signature
     ) -> tuple[Instruction, str, str] | None:
-        """Return the first instruction that pushes a register which trampolines lack, a problem, a hint; or None."""
+        """Return the first instruction that pushes a register without a value at trampolines, with message and hint."""
         architecture = self._resolved.architecture
         known = {*_ALWAYS, *ARGUMENT_REGISTERS[: signature.words]}
         if placement is Placement.FEXIT and signature.has_result:
@@ -197,7 +196,7 @@ class TrampolinePlan:
 
 
 def _pushed_register(instruction: Instruction, architecture: Architecture) -> str | None:
-    """Return the name of the current context's register that an instruction pushes; None if it pushes none."""
+    """Return the name of the register that an instruction pushes from the current context; None if it does not."""
     row, operand = instruction.row, instruction.operand
     reads_hit = row.group is Group.REGISTER and row.syntax.startswith("push r")
     if not (reads_hit or row.syntax == ENTRY) or not isinstance(operand, (int, str)):
@@ -214,8 +213,8 @@ SINGLE_KPROBES_MAX = 256
 """
 Maximum number of functions of a pattern that get a kprobe each.
 
-The kernel takes some 10 ms to attach a kprobe and 30 ms to remove it (6.1 in an emulated machine), because each waits
-for all CPUs. Removing many at the same time does not make that shorter.
+The kernel takes some 10 ms to attach a kprobe and 30 ms to remove it (6.1 in an emulated machine), because each step
+waits for all CPUs. To remove many at the same time takes as long.
 """
 
 _ENTRY_OF = {
@@ -232,7 +231,7 @@ _SAVED_BY_FTRACE = frozenset({"eax", "ecx", "edx", "esi", "edi", "r8", "r9", "es
 """Registers in every ``ftrace_regs`` of x86-64 (arch/x86/include/asm/ftrace.h)."""
 
 _LANDING_PADS = (bytes.fromhex("f30f1efa"), bytes.fromhex("660f1f00"))
-"""``endbr64``, and the nop that replaces it in functions that no indirect jump may enter (gen_endbr_poison)."""
+"""``endbr64``, and the NOP that replaces it in functions that are not indirectly called (gen_endbr_poison)."""
 
 _READING = ("push mem", "log mrf", "log str", "vfyr")
 """Prefixes of the syntax of instructions that read memory."""
@@ -240,7 +239,7 @@ _READING = ("push mem", "log mrf", "log str", "vfyr")
 
 @dataclass(frozen=True, slots=True)
 class PlannedKernel:
-    """The kernel, or a module of it, with the sites of its probepoints, which are addresses."""
+    """The kernel or a kernel module, with the sites of its probepoints; their offsets are addresses."""
 
     resolved: ResolvedKernel
     probes: tuple[tuple[Probepoint, tuple[Site, ...]], ...]
@@ -296,8 +295,8 @@ def plan_kernel(
         if not has_kprobes:
             return trampolines.site(probe, Placement.FEXIT if probe.at_return else Placement.FENTRY)
         is_traceable = kernel.is_traceable(address) if "+" not in probe.where else False
-        # Where traceability is unknown, ftrace is tried for a pattern's functions: a kprobe for each would take too
-        # long.
+        # If it is unknown which functions ftrace supports, ftrace is tried for a pattern's functions: a kprobe for each
+        # would take too long.
         many = by_ftrace[probe.number] and (_is_pattern(probe) if is_traceable is None else is_traceable)
         # In a loaded module, the functions of a pattern are one link; other probepoints are found again when it is
         # reloaded.
@@ -339,7 +338,7 @@ def plan_kernel(
 
 
 def _reason_of_singles(resolved: ResolvedKernel, *, has_many: bool) -> tuple[str, str]:
-    """Return why the functions of a pattern have a kprobe each, and a hint."""
+    """Return the reason why each function of a pattern needs a kprobe of its own, and a hint."""
     fewer = f"use a pattern of at most {SINGLE_KPROBES_MAX} functions"
     if not has_many:
         return "this kernel has no kprobe_multi links", f"{fewer}, or a kernel with CONFIG_FPROBE (Linux 5.18)"
@@ -352,7 +351,7 @@ def _reason_of_singles(resolved: ResolvedKernel, *, has_many: bool) -> tuple[str
 
 
 def _waiting_site(probe: Probepoint, resolved: ResolvedKernel, features: Features) -> Site | None:
-    """Return the site of a probepoint in a module that may be loaded later, or again; None if there can be none."""
+    """Return the site, with an anchor, of a probepoint in a module that may be loaded later; None if impossible."""
     module = resolved.module
     if not module.name:
         return None
@@ -373,7 +372,7 @@ def _waiting_site(probe: Probepoint, resolved: ResolvedKernel, features: Feature
 
 
 def refuse_waiting(resolved: ResolvedKernel, features: Features, diagnostics: Diagnostics) -> None:
-    """Add errors if the kernel cannot wait for a module that is not loaded."""
+    """Add errors if this kernel cannot register kprobes when a module is loaded."""
     module = resolved.module
     if module.is_loaded:
         return
@@ -400,7 +399,7 @@ def refuse_waiting(resolved: ResolvedKernel, features: Features, diagnostics: Di
 
 
 def refuse_reading(program: Program, resolved: ResolvedKernel, features: Features, diagnostics: Diagnostics) -> None:
-    """Add an error for the first instruction that reads memory, if BPF programs may not read kernel memory here."""
+    """Add an error for the first instruction that reads memory, if BPF programs may not read kernel memory."""
     copied = {name for name, address in resolved.symbols if address in resolved.per_cpu[1]}
     reading = (
         instruction
@@ -423,7 +422,7 @@ def _is_pattern(probe: Probepoint) -> bool:
 
 
 def _asks_for_saved_registers(program: Program, definition: ProbeDefinition, resolved: ResolvedKernel) -> bool:
-    """Return whether a handler and all procedures read only registers that ftrace saves."""
+    """Return whether a handler and all procedures read only registers that ``ftrace_regs`` has."""
     for code in (definition.handler, *(procedure.code for procedure in program.procedures)):
         for instruction in code.instructions:
             row = instruction.row

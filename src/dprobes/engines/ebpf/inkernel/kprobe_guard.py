@@ -1,9 +1,9 @@
 """
 Guard process that removes lines from ``kprobe_events`` when the process that has written them is killed.
 
-The guard has its own session, so that signals of a terminal do not reach it. It waits for the end of a pipe, which the
-kernel closes however the other process ends. It runs this file without the package: it has to be small, and must not
-depend on files that may be missing by then.
+The guard has its own session, so that signals of a terminal do not reach it. It reads a pipe until its end: the kernel
+closes the other end of the pipe when the writer is killed or exits. The guard runs this file without the package: it is
+small, and needs no other file that may be missing later.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ __all__ = ["Guard", "remove_lines"]
 _LINES = "kprobe_events"
 _PAUSE = 0.05
 _PATIENCE = 60.0
-"""Timeout in seconds for removing events: the kernel removes them one by one, in tens of milliseconds each."""
+"""Maximum number of seconds to remove events: the kernel takes tens of milliseconds for each, one after the other."""
 _BUSY = 16  # EBUSY: the events of a process that is being killed are closed a little later
 
 
 class Guard:
-    """Guard process for a group; it removes the lines when this process ends or leaves the context manager."""
+    """Guard process for a group of events; it removes their lines when this process ends or leaves the context."""
 
     def __init__(self, group: str, directory: int) -> None:
         """Start the process; ``directory`` is the descriptor of tracefs. Raise OSError if that fails."""
@@ -54,7 +54,7 @@ class Guard:
 
 
 def remove_lines(directory: int, lines: list[str], patience: float = _PATIENCE) -> None:
-    """Remove lines, each GROUP/EVENT; retry those that are in use for ``patience`` seconds."""
+    """Remove lines, each GROUP/EVENT; for up to ``patience`` seconds, retry those that are in use."""
     end = time.monotonic() + patience
     for line in lines:
         while _remove(directory, line) == _BUSY and time.monotonic() < end:
@@ -75,7 +75,7 @@ def _remove(directory: int, line: str) -> int:
 
 
 def _lines_of(directory: int, group: str) -> list[str]:
-    """Return the names (GROUP/EVENT) of the lines of a group."""
+    """Return the names (GROUP/EVENT) of the lines of a group in ``kprobe_events``."""
     with open(os.open(_LINES, os.O_RDONLY, dir_fd=directory), encoding="utf-8") as file:
         names = [line.partition(":")[2].partition(" ")[0] for line in file]
     return [name for name in names if name.partition("/")[0] == group]
@@ -87,7 +87,7 @@ def main(group: str, pipe: int, directory: int) -> None:
         signal.signal(number, signal.SIG_IGN)
     while os.read(pipe, 1):
         pass
-    # A process that is killed while it writes a line has written it before the kernel closes its end of the pipe.
+    # If the other process is killed while it writes a line, the line exists before the kernel closes the pipe.
     remove_lines(directory, _lines_of(directory, group))
 
 

@@ -1,8 +1,8 @@
 """
 Loading and unloading of a kernel module while a program probes it.
 
-The kernel itself registers kprobes then (``waiting_kprobes``). Watchpoints and samplers, which need addresses, are
-attached here when the module is seen to be loaded. That is later than its first instruction.
+The kernel itself registers kprobes when it loads the module (``waiting_kprobes``). Watchpoints and samplers need
+addresses; they are attached when ``look`` finds the module loaded, after its first instructions were executed.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ __all__ = ["ModuleFollower"]
 _MODULES = Path("/sys/module")
 _REGISTERED = Path("/sys/kernel/debug/kprobes/list")
 _LANDING_PAD = 4
-"""Size in bytes of an ``endbr64``, after which the kernel puts the probe at the start of a function."""
+"""Size in bytes of an ``endbr64``; the kernel places a probe at the start of a function after it."""
 
 _NOT_REGISTERED = "the kernel has not taken the probepoint; its log (dmesg) may say why"
 
 
 class ModuleFollower:
-    """Follower of one module, with the probepoints of a program in it; ``look`` is to be called often."""
+    """Follower of one kernel module in which a program has probepoints; call ``look`` often."""
 
     def __init__(self, program: Program, resolved: ResolvedKernel, installed: Installation) -> None:
         self._program = program
@@ -57,7 +57,7 @@ class ModuleFollower:
         # A module that has been loaded meanwhile is found by the first ``look``.
         self._identity = self._look_up() if resolved.module.is_loaded else None
         self.is_there = self._identity is not None
-        """True if the module is loaded, as far as is known."""
+        """True if the module was loaded at the last ``look``."""
 
     @property
     def descriptor(self) -> int:
@@ -65,7 +65,7 @@ class ModuleFollower:
         return -1 if self._events is None else self._events.descriptor
 
     def begin(self) -> Iterator[Event]:
-        """Iterate over the events to report when everything is attached."""
+        """Iterate over the events at the start; call this after everything is attached."""
         if self.is_there:
             return
         yield from self._absent()
@@ -117,12 +117,12 @@ class ModuleFollower:
             return None
 
     def _mine(self) -> list[int]:
-        """Return the probepoints that have not ended, whether the module is loaded or not."""
+        """Return the numbers of the probepoints that have not ended."""
         ended = self._installed.attachments.has_ended
         return [number for number, sites in self._installed.numbers.sites.items() if sites and not ended(number)]
 
     def _give_up(self) -> tuple[int, ...]:
-        """Detach events that use addresses; end the probepoints that cannot be attached again, and return these."""
+        """Detach perf events; end the probepoints that cannot be attached again, and return their numbers."""
         attachments, numbers = self._installed.attachments, self._installed.numbers
         for number in numbers.events:
             attachments.detach(number)
@@ -138,7 +138,7 @@ class ModuleFollower:
             yield StateEvent(mine, 0, ProbeState.COMPILED, f"the module '{self._name}' is not loaded")
 
     def _present(self) -> Iterator[Event]:
-        """Attach events that use addresses, and report active probepoints."""
+        """Attach perf events, and iterate over the states of active and failed probepoints."""
         kernel = RunningKernel()
         problems: list[StateEvent] = []
         try:
@@ -172,7 +172,7 @@ class ModuleFollower:
         return self._installed.attach_events(mine)
 
     def _not_registered(self, kernel: RunningKernel) -> list[StateEvent]:
-        """Return the states of probepoints that the kernel has refused, as far as its list of kprobes shows them."""
+        """Return the states of probepoints that the kernel's list of kprobes lacks: it refused to register them."""
         try:
             lines = _REGISTERED.read_text(errors="replace").splitlines()
         except OSError:
@@ -183,7 +183,7 @@ class ModuleFollower:
         for number in self._mine():
             for site in self._installed.numbers.sites[number]:
                 name, _, distance = site.anchor.rpartition("+")
-                # Names without an address belong to init code, which the kernel has freed.
+                # Symbols without an address are in init code, which the kernel has freed.
                 if name in addresses:
                     address = addresses[name] + int(distance)
                     if there.isdisjoint((address, address + _LANDING_PAD)):

@@ -1,18 +1,17 @@
 """
 Kprobes that wait for a module: the kernel registers them whenever the module is loaded, before its code runs.
 
-They are lines of ``kprobe_events`` in tracefs, each ``p:GROUP/EVENT MODULE:SYMBOL+DISTANCE``. Perf and BPF attach to
-the tracepoint that the kernel makes of a line; it exists whether the module is loaded or not. The kernel goes through
-all lines when a module is loaded (``trace_kprobe_module_callback`` in kernel/trace/trace_kprobe.c), after it has been
-relocated and before its parameters are set and its ``init`` is called. After it is unloaded, the kprobes are inactive
+They are lines of ``kprobe_events`` in tracefs, each ``p:GROUP/EVENT MODULE:SYMBOL+DISTANCE``. The kernel creates a
+tracepoint for each line, whether the module is loaded or not; BPF programs are attached to it. When a module is loaded,
+the kernel registers the kprobes of its lines (``trace_kprobe_module_callback`` in kernel/trace/trace_kprobe.c). The
+module has been relocated then, but its ``init`` has not run. After the module is unloaded, the kprobes are inactive
 until it is loaded again.
 
-Closing the link to a tracepoint takes the kernel 30 to 60 ms, and not less if many are closed at the same time.
-Removing a line after that takes 1 ms, in a separate write or together with others (6.1 and 6.12 in an emulated
-machine).
+To close the link to a tracepoint takes the kernel 30 to 60 ms, even if many are closed at the same time. To remove a
+line after that takes 1 ms, in a separate write or together with others (6.1 and 6.12 in an emulated machine).
 
-Unlike a descriptor, a line remains when its writer is killed. So another process (``kprobe_guard``) removes the lines
-of this process then. A process that starts later removes lines that remained: a group's name identifies its process.
+Unlike a descriptor, a line remains when its writer is killed. So a guard process (``kprobe_guard``) removes the lines.
+If the guard is killed, too, a later run of dprobes removes them: a group's name identifies its process.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ _LINE = re.compile(r"[pr]\d*:(\S+?)/(\S+) ")
 
 
 class WaitingProbes:
-    """Kprobes of one session in a module of the kernel; ``close`` is to be called at the end."""
+    """Kprobes of one session in a kernel module; the owner calls ``close`` after all links are closed."""
 
     def __init__(self, module: str) -> None:
         self._module = module
@@ -58,7 +57,7 @@ class WaitingProbes:
         self._group = f"dprobes_{os.getpid()}_{start_time(os.getpid())}_{id(self)}"
 
     def attach(self, program: int, places: Iterable[tuple[str, int]], *, at_return: bool) -> WaitingLinks:
-        """Attach a program to places, each an anchor in the module with the cookie that the program gets there."""
+        """Attach a BPF program to pairs of an anchor in the module and a cookie; raise ``EngineError`` if refused."""
         links = WaitingLinks(self)
         try:
             for anchor, cookie in places:
@@ -80,7 +79,7 @@ class WaitingProbes:
             raise self._refusal(error, anchor) from error
 
     def _open(self) -> TraceFiles:
-        """Open tracefs and start the guard: no line is written before a process runs that would remove it."""
+        """Open tracefs, and start the guard before the first line is written."""
         if self._files is None:
             try:
                 files = self._stack.enter_context(open_trace_files())
@@ -98,7 +97,7 @@ class WaitingProbes:
         """
         Return the missed hits, keyed by event name.
 
-        The kernel resets the counter whenever it registers a kprobe, so misses before the module was loaded are not
+        The kernel resets the counter when it registers a kprobe: misses before the module was last loaded are not
         included.
         """
         if self._files is None:
@@ -109,7 +108,7 @@ class WaitingProbes:
             return {}
 
     def remove(self, lines: list[str]) -> None:
-        """Remove lines whose events are closed."""
+        """Remove lines, each GROUP/EVENT, whose events are closed."""
         if lines:
             remove_lines(self._open().descriptor, lines)
 
@@ -137,7 +136,7 @@ _PROBLEMS = {
 
 
 class WaitingLinks(Descriptors):
-    """Links to the events of some ``lines`` of ``kprobe_events``."""
+    """Links to the tracepoints of ``lines`` of ``kprobe_events``; ``close`` removes the lines, too."""
 
     def __init__(self, owner: WaitingProbes) -> None:
         super().__init__()
@@ -150,7 +149,7 @@ class WaitingLinks(Descriptors):
         return [missed.get(line.partition("/")[2], 0) for line in self.lines]
 
     def close(self) -> None:
-        """Remove the kprobes."""
+        """Close the links, and remove the kprobes."""
         super().close()
         lines, self.lines = self.lines, []
         self._owner.remove(lines)
@@ -168,8 +167,8 @@ def parse_misses(text: str) -> dict[str, int]:
 
 
 def _remove_leftovers(files: TraceFiles) -> None:
-    """Remove the lines of processes that were killed together with their guard."""
-    # The ids in names are those of the initial namespace only if this process is in it.
+    """Remove the lines of processes of dprobes that were killed together with their guards."""
+    # Process ids in names are those of the writer's PID namespace; only the initial one shows all processes.
     if not is_initial_namespace():
         return
     lines = [

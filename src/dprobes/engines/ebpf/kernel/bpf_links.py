@@ -1,8 +1,8 @@
 """
-Attachment of loaded programs to places of files, kernel functions, tracepoints, clocks and breakpoints.
+Attachment of loaded BPF programs to file offsets, kernel functions, tracepoints, clocks and hardware breakpoints.
 
-An attachment lasts until the ``Descriptors`` with its links are closed, or this process ends, even if it is killed. If
-attaching fails halfway, what was attached is removed before an error is raised.
+An attachment lasts until the ``Descriptors`` with its links are closed, or this process exits or is killed. If a
+function raises an error, it has removed its links.
 """
 
 from __future__ import annotations
@@ -68,14 +68,14 @@ __all__ = [
 
 SINGLE_UPROBES_MAX = 16
 """
-Maximum number of uprobes that are attached one by one, if the kernel has no uprobe_multi.
+Maximum number of uprobes on a kernel without uprobe_multi, where each needs a link of its own.
 
-Each takes the kernel about 0.1 s to detach, one after the other, because each waits for all CPUs.
+To detach them takes the kernel about 0.1 s for each, one after the other, because it waits for all CPUs each time.
 """
 
 
 class UprobeLinks(Descriptors):
-    """Links of uprobes, which are removed completely even if this process is killed meanwhile."""
+    """Links of uprobes; ``close`` removes all breakpoints even if this process is killed meanwhile."""
 
     def close(self) -> None:
         """Remove the uprobes."""
@@ -102,14 +102,14 @@ def attach_uprobes(
     shown: str = "",
 ) -> Descriptors:
     """
-    Attach a program to ``places``, file offsets with the cookie that the program gets there.
+    Attach a BPF program to ``places``, pairs of a file offset and a cookie.
 
-    ``counters`` are the file offsets of the semaphores to raise while attached, one for each place, 0 for none.
+    ``counters`` are the file offsets of the semaphores to increment while attached, one for each place; 0: none.
 
-    ``pid`` restricts hits to one process without its children if the kernel supports that
-    (``Feature.UPROBE_MULTI_PROCESS``), which saves the hits of others; the program must still check the process. The
-    offsets must be those of instructions that the kernel supports. ``shown`` is the file's name in errors. Raise a
-    ``DprobesError`` if the kernel refuses.
+    ``pid`` restricts hits to one process, without its children, if the kernel supports that
+    (``Feature.UPROBE_MULTI_PROCESS``). It saves the hits of other processes, but the BPF program must still check the
+    process. The offsets must be those of instructions that the kernel supports. ``shown`` is the file's name in errors.
+    Raise a ``DprobesError`` if the kernel refuses.
     """
     shown = shown or path
     if Feature.UPROBE_MULTI in features:
@@ -159,7 +159,11 @@ Links = TypeVar("Links", bound=Descriptors)
 
 
 def link_event(links: Descriptors, program: int, event: int, cookie: int) -> None:
-    """Attach a program to one event and add the link to ``links``; the link keeps the event open."""
+    """
+    Attach a BPF program to the event with the descriptor ``event``.
+
+    Add the link, which keeps it open, to ``links``.
+    """
     try:
         links.add(link_perf_event(program, event, cookie))
         perf_calls.enable(event)
@@ -169,9 +173,9 @@ def link_event(links: Descriptors, program: int, event: int, cookie: int) -> Non
 
 def link_events(program: int, events: Iterable[tuple[int, int]], links: Links) -> Links:
     """
-    Attach a program to events, each paired with the cookie that the program gets, and add the links to ``links``.
+    Attach a BPF program to pairs of an event's descriptor and a cookie; add the links to ``links``, and return it.
 
-    The links keep the events open. Raise OSError with the kernel's error.
+    The links keep the events open. Raise OSError with the kernel's error, after closing ``links``.
     """
     try:
         for event, cookie in events:
@@ -227,7 +231,7 @@ def _uprobe_error(
 def attach_typed_tracepoint(
     tracepoint: str, program: Assembled, maps: Mapping[MapName, int], types: KernelTypes
 ) -> int:
-    """Attach a program to a tracepoint with typed arguments, which it may dereference; return the link's descriptor."""
+    """Load a program, attach it to a tracepoint with arguments typed by BTF, and return the link's descriptor."""
     fd = load(
         program,
         maps,
@@ -245,7 +249,7 @@ def attach_typed_tracepoint(
 def attach_tracepoints(
     programs: Mapping[str, Assembled], maps: Mapping[MapName, int], types: KernelTypes
 ) -> Descriptors:
-    """Attach programs to typed tracepoints, in their order."""
+    """Load programs, and attach them to typed tracepoints, in the order of ``programs``."""
     links = Descriptors()
     try:
         for tracepoint, program in programs.items():
@@ -257,7 +261,7 @@ def attach_tracepoints(
 
 
 class ProgramForm(NamedTuple):
-    """Load parameters of a program: its type, its attach type, and the BTF id of its attach target, 0 for none."""
+    """Load parameters of a BPF program: type, attach type, and BTF id of the attach target; 0: none."""
 
     kind: ProgramType
     attach_type: AttachType
@@ -291,17 +295,17 @@ _ATTACH_TYPES = {
 }
 
 _OF_THE_PLACE = (errno.EINVAL, errno.ENOENT, errno.EBUSY, errno.EOPNOTSUPP, errno.ENODEV, 524, errno.E2BIG)
-"""Errors that are due to the function: 524 is ENOTSUPP, which should not reach user space."""
+"""Errors that are due to the function; 524 is ENOTSUPP, which is not in errno.h of user space."""
 
 
 def trampoline_form(placement: Placement, function: str, types: KernelTypes) -> ProgramForm:
-    """Return the form of the program for a function."""
+    """Return the load parameters of the program at a kernel function's trampoline."""
     return ProgramForm(ProgramType.TRACING, _ATTACH_TYPES[placement], types.find(Kind.FUNC, function))
 
 
 def is_refused(placement: Placement, function: str, types: KernelTypes) -> bool:
     """
-    Return whether the kernel refuses programs for a function, by loading one that does nothing.
+    Return whether the kernel refuses to load programs for a function's trampoline, by loading an empty one.
 
     Raise ``EngineError`` if the refusal is not due to the function.
     """
@@ -318,10 +322,10 @@ def is_refused(placement: Placement, function: str, types: KernelTypes) -> bool:
 
 def attach_trampoline(program: int, function: str, *, is_one_of_many: bool) -> Descriptors | str:
     """
-    Attach a program to its function by a BPF trampoline.
+    Attach a program to the function for which it was loaded, by a BPF trampoline.
 
-    If ``is_one_of_many`` and the kernel refuses because of the function, return the reason; otherwise raise
-    ``EngineError``.
+    If the kernel refuses because of the function, and ``is_one_of_many``, return the reason; raise ``EngineError`` for
+    all other refusals.
     """
     try:
         return Descriptors((open_raw_tracepoint(program),))
@@ -347,12 +351,11 @@ ACCESSES = {
 
 class CpuLinks(Descriptors):
     """
-    Links of a program to one event on each CPU, opened by ``open_event``, whose OSError is propagated.
+    Links of a BPF program to one event on each CPU; ``open_event`` returns the descriptor of an event, given its CPU.
 
-    A CPU that goes offline takes its events with it: the kernel removes them from the CPU for good
-    (``perf_event_exit_cpu_context`` in ``kernel/events/core.c``). Their descriptors stay, and so do the debug registers
-    that are reserved for them. So a CPU that comes online needs new ones, and the program must stay loaded as long as
-    CPUs may come online.
+    The kernel removes the events of a CPU that goes offline (``perf_event_exit_cpu_context`` in
+    ``kernel/events/core.c``). Their descriptors remain open, and their debug registers reserved. So a CPU that comes
+    online needs new events, and ``program`` must stay open as long as CPUs may come online.
     """
 
     def __init__(self, program: int, open_event: Callable[[int], int], cookie: int = 0) -> None:
@@ -369,7 +372,7 @@ class CpuLinks(Descriptors):
             raise
 
     def renew(self, cpu: int) -> None:
-        """Attach to an event of a CPU that has come online, replacing its previous event."""
+        """Attach to a new event of a CPU that has come online, in place of its old event."""
         if cpu in self._links:
             os.close(self.remove(self._links.pop(cpu)))
         try:
@@ -394,10 +397,9 @@ def attach_breakpoint(
     """
     Attach a PERF_EVENT program to a hardware breakpoint on ``size`` bytes of user addresses.
 
-    Without ``threads`` it watches the address in every process, whatever is there; with ``threads``, it watches these
-    and all threads and processes that they start. Then the program must not use the cookie: events that a thread
-    inherits run it, but lose the cookie (``perf_event_alloc``). Raise OSError with the kernel's error: ENOSPC if the
-    processor's four debug registers are in use.
+    Without ``threads`` it watches the address in every process; with ``threads``, only in these threads, and in all
+    threads and processes that they start. The program must then not use the cookie, which inherited events do not have
+    (``perf_event_alloc``). Raise OSError with the kernel's error: ENOSPC if the four debug registers are in use.
     """
     if threads is None:
         return CpuLinks(program, lambda cpu: perf_calls.open_breakpoint(address, size, access, cpu=cpu), cookie)
@@ -409,7 +411,7 @@ def attach_clock(program: int, cookie: int, *, period: int = 0, frequency: int =
     """
     Attach a PERF_EVENT program to a clock on every CPU.
 
-    It runs every ``period`` nanoseconds or ``frequency`` times a second, in programs and in the kernel.
+    It runs every ``period`` nanoseconds, or ``frequency`` times a second, in user space and in the kernel.
     """
     return CpuLinks(program, lambda cpu: perf_calls.open_cpu_clock(cpu, period=period, frequency=frequency), cookie)
 
@@ -428,10 +430,10 @@ def attach_kernel(
     program: int, places: Sequence[tuple[int, int]], placement: Placement, refusals: dict[int, str] | None = None
 ) -> Descriptors:
     """
-    Attach a program to ``places``, addresses of the kernel with the cookie that the program gets there.
+    Attach a BPF program to ``places``, pairs of an address in the kernel and a cookie.
 
-    If ``refusals`` is given, places that the kernel refuses are added to it with the reason, instead of raising an
-    error.
+    If ``refusals`` is not None, addresses that the kernel refuses are added to it with the reason; otherwise raise
+    ``EngineError``.
     """
     if placement in _MANY:
         return _attach_functions(program, places, placement, refusals)
@@ -456,7 +458,7 @@ def attach_kernel(
 def _attach_functions(
     program: int, places: Sequence[tuple[int, int]], placement: Placement, refusals: dict[int, str] | None
 ) -> Descriptors:
-    """Attach a program to functions by one link."""
+    """Attach a BPF program to functions by one link (kprobe_multi)."""
     addresses = [address for address, _ in places]
     flags = KprobeMulti.RETURN if placement.is_return else KprobeMulti.NONE
     try:
@@ -471,9 +473,9 @@ def _attach_functions(
 
 class EntryKprobes:
     """
-    Kprobes at the entries of functions that exist in the kernel, but run no program until ``link``.
+    Kprobe events at the entries of functions, which run no BPF program until ``link``.
 
-    Kprobes that are attached to a function in between precede them at each hit (``add_new_kprobe`` in
+    At each hit the kernel runs kprobes first that were registered later at the same function (``add_new_kprobe`` in
     kernel/kprobes.c).
     """
 
@@ -498,9 +500,9 @@ class EntryKprobes:
 
 def _refused_by_ftrace(addresses: Sequence[int]) -> dict[int, str]:
     """
-    Return the functions that the kernel refuses in a link with many, with the reason.
+    Return the addresses of functions that the kernel refuses in a link with many functions, each with the reason.
 
-    The kernel refuses a list as a whole. So halves of it are tried, with a program that does nothing.
+    The kernel refuses a list as a whole. So this attaches an empty program to its halves, and repeats that.
     """
     found: dict[int, str] = {}
     program = load(

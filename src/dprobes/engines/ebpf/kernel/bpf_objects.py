@@ -1,7 +1,7 @@
 """
-Programs and maps in the kernel, the memory that programs and this process share, and their descriptors.
+BPF programs and maps in the kernel, their descriptors, and the memory that BPF programs and this process share.
 
-A map exists as long as its object here is open, or a program that uses it is loaded.
+A map exists as long as its object here is open, or a loaded BPF program uses it.
 """
 
 from __future__ import annotations
@@ -68,7 +68,11 @@ TOO_MANY_FILES = "maps, handlers and links take a descriptor each: raise the lim
 
 @contextlib.contextmanager
 def explained(what: str) -> Iterator[None]:
-    """Raise ``EngineError`` for an OSError without a file name, which is the kernel's refusal of ``what``."""
+    """
+    Return a context manager that converts an OSError without a file name to ``EngineError``.
+
+    Such an OSError is the kernel's refusal of ``what``.
+    """
     try:
         yield
     except OSError as error:
@@ -81,7 +85,7 @@ def explained(what: str) -> Iterator[None]:
 
 
 def refused(error: OSError, problem: str, denied: str, remedy: str) -> EngineError:
-    """Return ``PrivilegeError`` with the message ``denied`` for EPERM or EACCES, else ``EngineError`` (``problem``)."""
+    """Return ``PrivilegeError`` with ``denied`` and the hint ``remedy`` for EPERM or EACCES, else ``EngineError``."""
     if error.errno in (errno.EPERM, errno.EACCES):
         return PrivilegeError(denied, hint=remedy)
     return EngineError(problem, hint=TOO_MANY_FILES if error.errno == errno.EMFILE else None)
@@ -89,9 +93,9 @@ def refused(error: OSError, problem: str, denied: str, remedy: str) -> EngineErr
 
 class Descriptor:
     """
-    An owned file descriptor; it may be closed more than once, and leaving the context manager closes it.
+    An owned file descriptor, and its context manager; it may be closed more than once.
 
-    ``fd`` is -1 once it is closed or detached.
+    ``fd`` is -1 after the descriptor was closed or detached.
     """
 
     def __init__(self, fd: int) -> None:
@@ -140,7 +144,7 @@ class Descriptors:
         return fd
 
     def renew(self, cpu: int) -> None:
-        """Attach to a CPU that has come online; links of single CPUs override this."""
+        """Attach to a CPU that has come online; links of events on single CPUs override this, others do nothing."""
 
     def close(self) -> None:
         """Close the descriptors, the last one first."""
@@ -162,7 +166,7 @@ _FUNCTION_RECORD = struct.Struct("=II")  # struct bpf_func_info
 
 
 def with_descriptors(assembled: Assembled, maps: Mapping[MapName, int]) -> bytes:
-    """Return the bytes of a program, with the names of maps replaced by their file descriptors."""
+    """Return the bytes of a program for bpf(2): file descriptors replace the names of maps."""
     code = bytearray(encode(assembled.code))
     for reference in assembled.maps:
         _IMMEDIATE.pack_into(code, reference.index * INSN_SIZE + _IMMEDIATE_OFFSET, maps[reference.map])
@@ -170,7 +174,7 @@ def with_descriptors(assembled: Assembled, maps: Mapping[MapName, int]) -> bytes
 
 
 def finished(asm: Assembler) -> Assembled:
-    """Append the end of a program, which returns 0, and return the assembled program."""
+    """Append the end of a program that returns 0, and return the assembled program."""
     asm.mov(Register.R0, 0)
     asm.exit()
     return asm.assemble()
@@ -186,7 +190,7 @@ def load(
     attach_btf_id: int = 0,
     name: str = "",
 ) -> int:
-    """Load a program and return its file descriptor; raise OSError with the kernel's error."""
+    """Load a program and return its file descriptor, which the caller closes; raise OSError with the kernel's error."""
     with loadable(assembled, maps, kind, attach_type, flags, attach_btf_id, name) as program:
         return load_program(program)
 
@@ -201,7 +205,11 @@ def loadable(
     attach_btf_id: int = 0,
     name: str = "",
 ) -> Iterator[Program]:
-    """Yield the program in the form to be loaded; if it has several functions, their BTF is loaded in the context."""
+    """
+    Yield the arguments of BPF_PROG_LOAD.
+
+    Within the context, the BTF of a program with several functions is loaded.
+    """
     code = with_descriptors(assembled, maps)
     if len(assembled.functions) == 1:
         yield Program(kind, code, attach_type, flags, name, attach_btf_id=attach_btf_id)
@@ -223,8 +231,8 @@ class ArrayMap(Descriptor):
     """
     An array whose elements this process accesses as memory.
 
-    Views of the memory must not be kept beyond ``close``; any thread may ask for them before that. In a map with one
-    element programs may address the value directly; elements of others begin at multiples of ``stride`` bytes.
+    Any thread may use the views of the memory, until ``close``. BPF programs may address the value of a map with one
+    element directly. Elements begin at multiples of ``stride`` bytes.
     """
 
     def __init__(self, value_size: int, entries: int = 1, name: str = "") -> None:
@@ -277,21 +285,22 @@ class ArrayMap(Descriptor):
 
 class OuterMap(Descriptor):
     """
-    A map whose only element is another map with the layout of ``example``; it can be stored after programs are loaded.
+    A map whose only element is another map, which can be stored after BPF programs were loaded.
 
-    The stored map exists at least as long as it is the element of this one.
+    ``example`` is the descriptor of a map with the layout of the element. The kernel keeps the stored map as long as it
+    is the element.
     """
 
     def __init__(self, example: int, name: str = "") -> None:
         super().__init__(create_map(MapType.ARRAY_OF_MAPS, 4, 4, 1, name=name, inner=example))
 
     def put(self, descriptor: int) -> None:
-        """Store a map; programs find it when this returns."""
+        """Store the map with this descriptor; BPF programs find it when this returns."""
         update_element(self.fd, bytes(4), descriptor.to_bytes(4, "little"))
 
 
 class LruHashMap(Descriptor):
-    """A hash that only programs use, and that evicts the least recently used entries when it is full."""
+    """A hash table that only BPF programs use; when it is full, it evicts the least recently used entries."""
 
     def __init__(self, key_size: int, value_size: int, entries: int, name: str = "") -> None:
         super().__init__(create_map(MapType.LRU_HASH, key_size, value_size, entries, MapFlag.NONE, name))
@@ -299,11 +308,11 @@ class LruHashMap(Descriptor):
 
 class HashMap(Descriptor):
     """
-    A hash from keys to values of fixed sizes in bytes, with room for ``entries`` entries.
+    A hash table with room for ``entries`` keys; ``key_size`` and ``value_size`` are in bytes.
 
-    ``preallocated`` allocates all the memory at once, which programs on perf events require before Linux kernel commit
-    34dd3bad1a6f ("bpf: Relax the requirement to use preallocated hash maps in tracing progs.") (in v6.1). With
-    ``per_cpu`` a value consists of those of all possible CPUs, one after the other.
+    With ``preallocated``, the kernel allocates all memory at once. Programs on perf events require that before Linux
+    kernel commit 34dd3bad1a6f ("bpf: Relax the requirement to use preallocated hash maps in tracing progs.") (in v6.1).
+    With ``per_cpu``, a value is the concatenation of the values of all possible CPUs.
     """
 
     def __init__(
@@ -346,18 +355,18 @@ class _KernelMaps:
     """Factory of maps in the kernel."""
 
     def array(self, size: int, name: str) -> ArrayMap:
-        """Return an array of one element, mapped at once because mapping takes a descriptor as well."""
+        """Return an array of one element of ``size`` bytes; map it now, because mmap(2) needs a free descriptor."""
         made = ArrayMap(size, name=name)
         _ = made.words
         return made
 
     def hash(self, key_size: int, value_size: int, entries: int, name: str, *, per_cpu: bool) -> HashMap:
-        """Return a hash whose memory is allocated at once."""
+        """Return a preallocated hash table."""
         return HashMap(key_size, value_size, entries, name, preallocated=True, per_cpu=per_cpu)
 
 
 class KernelTables(TableMaps[ArrayMap, HashMap]):
-    """Maps of the tables of a program; ``cpus`` - 1 is the mask that handlers apply to the number of a CPU."""
+    """BPF maps of the keyed tables of a probe program; the arguments are those of ``TableMaps``."""
 
     def __init__(self, tables: Sequence[Table], shared: AbstractSet[int], cpus: int) -> None:
         super().__init__(tables, shared, cpus, _KernelMaps())

@@ -1,5 +1,5 @@
 """
-Features of the running kernel that the engine uses, found by trial: load a small program, or create a small map.
+Features of the running kernel that the engine uses, found by trials: it loads small BPF programs, or creates maps.
 
 A feature is never inferred from a version: distributions backport features, and lockdown, a security module or a
 missing capability disables them.
@@ -81,16 +81,16 @@ class Feature(Enum):
 
 class Features:
     """
-    Features of the kernel; each is tried when it is first asked for, once in the lifetime of the object.
+    Container of the kernel's features; the first look-up of a feature tests the kernel.
 
-    ``overrides`` are results that replace the trials of features, for tests.
+    ``overrides`` are results that replace trials, for tests.
     """
 
     def __init__(self, types: KernelTypes | None = None, overrides: Mapping[Feature, bool] | None = None) -> None:
         self.types = types or KernelTypes()
-        """The kernel's types, which are loaded at the first lookup."""
+        """The kernel's types, which are loaded at the first look-up."""
         self.maps = RecentMaps()
-        """Mappings of processes, shared by all engines that share these features."""
+        """Cache of the mappings of processes, for all engines with these features."""
         self._found: dict[Feature, OSError | None] = {}
         self._results: dict[Callable[[Features], bool], bool] = {}
         for feature, is_there in (overrides or {}).items():
@@ -98,13 +98,13 @@ class Features:
 
     @cached_property
     def examiner(self) -> Examiner:
-        """Reader of other users' files, shared by all engines that share these features."""
+        """Reader of other users' files, for all engines with these features."""
         from dprobes.platform.foreign.examiner import Examiner
 
         return Examiner()
 
     def remembered(self, trial: Callable[[Features], bool]) -> bool:
-        """Return the result of an expensive trial, which is made once; propagate its exceptions."""
+        """Return the result of ``trial``; call it only once. Its exceptions are propagated."""
         if trial not in self._results:
             self._results[trial] = trial(self)
         return self._results[trial]
@@ -113,7 +113,7 @@ class Features:
         return self.error(feature) is None
 
     def error(self, feature: Feature) -> OSError | None:
-        """Return the error with which the kernel refused the trial; None if it has the feature."""
+        """Return the error of the feature's trial; None if the kernel has the feature."""
         if feature not in self._found:
             try:
                 _TRIALS[feature](self.types)
@@ -148,7 +148,7 @@ def _nothing() -> Assembler:
 
 
 def _call(helper: Helper, *arguments: int) -> Assembler:
-    """Return a program that calls a helper with numbers."""
+    """Return a program that calls a helper with numbers as arguments."""
     asm = Assembler()
     for register, argument in zip((R1, R2, R3, R4, R5), arguments, strict=False):
         asm.mov(register, argument)
@@ -157,7 +157,11 @@ def _call(helper: Helper, *arguments: int) -> Assembler:
 
 
 def _on_stack(helper: Helper, before: tuple[int, ...], size: int, *after: int) -> Assembler:
-    """Return a program that calls a helper: arguments are ``before``, the address of zeroed stack, and ``after``."""
+    """
+    Return a program that calls a helper with the numbers ``before``, a pointer, and the numbers ``after``.
+
+    The pointer is to ``size`` zeroed bytes of the stack.
+    """
     asm = Assembler()
     for offset in range(-size, 0, 8):
         asm.store(R10, offset, 0)
@@ -174,7 +178,7 @@ def _on_stack(helper: Helper, before: tuple[int, ...], size: int, *after: int) -
 
 
 def _with_context(helper: Helper, *arguments: int) -> Assembler:
-    """Return a program that calls a helper with its context, which is in R1 from the start, and numbers."""
+    """Return a program that calls a helper with the program's context and then numbers as arguments."""
     asm = Assembler()
     for register, argument in zip((R2, R3, R4, R5), arguments, strict=False):
         asm.mov(register, argument)
@@ -192,7 +196,7 @@ def _loads(
 
 
 def _link_nowhere(pid: int) -> int:
-    """Return the errno of a uprobe_multi link with an invalid path."""
+    """Return the errno of an attempt to create a uprobe_multi link for ``pid`` with an invalid path."""
     program = _load(_nothing(), attach_type=AttachType.TRACE_UPROBE_MULTI)
     try:
         os.close(link_uprobes_nowhere(program, pid))
@@ -339,12 +343,12 @@ def _try_link_missed(types: KernelTypes) -> None:
 
 
 _TRIED_FUNCTION = "bpf_fentry_test1"
-"""A function of the kernel that only its own tests of BPF call."""
+"""A kernel function that only the kernel's BPF tests call."""
 
 _SKIPPABLE_FUNCTION = "security_file_open"
 """
-A function that can be skipped: programs may always decide where security modules do (check_attach_modify_return in the
-verifier).
+A function that ``skip`` supports: BPF programs may override the return value of all ``security_`` functions
+(check_attach_modify_return in the verifier).
 """
 
 

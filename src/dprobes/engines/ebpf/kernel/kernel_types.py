@@ -1,4 +1,4 @@
-"""Type information (BTF) of the running kernel, opened when it is first asked for."""
+"""Type information (BTF) of the running kernel, which the first look-up opens."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ __all__ = ["KERNEL_BTF", "KeptAnswers", "KernelTypes"]
 
 class KeptAnswers:
     """
-    Cache of numbers about the running kernel that take long to compute, in a file that is valid until the next boot.
+    Cache of numbers about the running kernel, in the file ``name``, which is valid until the next boot.
 
-    The file is text: the kernel's boot id, and lines of a key and a number. If it cannot be read or written, the
-    numbers are computed again. ``directory`` is by default the user's cache directory.
+    The file is text: the kernel's boot id, then lines of a key and a number. If the file cannot be read or written, the
+    cache is empty. ``directory`` is by default the user's cache directory.
     """
 
     def __init__(self, name: str, directory: Path | None = None) -> None:
@@ -40,7 +40,7 @@ class KeptAnswers:
         return self._read().get(key)
 
     def add(self, key: str, number: int) -> None:
-        """Cache a number."""
+        """Add a number to the cache, and write the file."""
         known = self._read()
         known[key] = number
         if self._boot:
@@ -75,9 +75,9 @@ class KernelTypes:
     """
     Types of the running kernel; see ``Btf`` for the results of the methods.
 
-    They raise OSError if the kernel's BTF cannot be read (FileNotFoundError: built without it), ``TargetError`` if it
-    lacks a type or member. The look-ups of a start take some 10 ms. So results are cached until the next boot, except
-    with another ``path``. Any thread may call the methods, including ``close``.
+    The methods raise OSError if the kernel's BTF cannot be read (FileNotFoundError: the kernel was built without BTF),
+    and ``TargetError`` if it lacks a type or member. The look-ups of a start take some 10 ms, so results are cached
+    until the next boot, except with another ``path``. Any thread may call the methods, including ``close``.
     """
 
     def __init__(self, path: str = KERNEL_BTF) -> None:
@@ -96,7 +96,7 @@ class KernelTypes:
         return self._btf
 
     def require(self) -> None:
-        """Raise OSError if the kernel's BTF cannot be read; cheaper than looking up a type."""
+        """Raise OSError if the kernel's BTF cannot be read; this takes less time than a look-up."""
         with self._lock:
             self._opened()
 
@@ -109,7 +109,7 @@ class KernelTypes:
         return self._answer(f"{composite}.{path}", lambda: self._opened().member_offset(composite, path))
 
     def signature(self, function: str) -> Signature | None:
-        """Return the signature of a function, None if it takes no fixed number of words."""
+        """Return the signature of a function; None if its arguments are not a fixed number of words."""
         with self._lock:
             return self._opened().signature(function)
 
@@ -124,11 +124,11 @@ class KernelTypes:
             return number
 
     def tracepoint(self, name: str) -> int:
-        """Return the BTF id by which a TRACING program names a tracepoint: that of its typedef."""
+        """Return the BTF id of a tracepoint's typedef, by which a TRACING program is loaded for the tracepoint."""
         return self.find(Kind.TYPEDEF, f"btf_trace_{name}")
 
     def close(self) -> None:
-        """Release the type information; a later look-up opens it again."""
+        """Release the BTF; a later look-up opens it again."""
         with self._lock:
             if self._btf is not None:
                 self._btf.close()

@@ -1,15 +1,15 @@
 """
-Reader of a BPF ring buffer: entries in the order in which programs reserved their places.
+Reader of a BPF ring buffer: entries in the order in which BPF programs reserved them.
 
 The layout is that of ``struct bpf_ringbuf`` in ``kernel/bpf/ringbuf.c``, as user space sees it::
 
     page 0                 u64 consumer position, which the reader writes
     page 1                 u64 producer position, which the kernel writes
-    from page 2 on         the data, mapped twice in a row: an entry that wraps around is contiguous
+    from page 2 on         the data, mapped twice, so that an entry at the end of the ring is contiguous
 
     entries                as in ``ring_spans``; the second half of a header is a page offset
 
-Positions only grow; their low bits are places in the data.
+Positions only grow; their low bits are offsets in the data.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ __all__ = ["RingBuffer", "wait"]
 
 class RingBuffer(Descriptor):
     """
-    A ring buffer of ``size`` bytes, a power of two and at least a page, which programs write and this process reads.
+    A ring buffer of ``size`` bytes, a power of two and at least a page, to which BPF programs write.
 
-    There is one reader at a time. Views of the data must not be kept beyond ``close``.
+    There is one reader at a time. Views of the data must be released before ``close``.
     """
 
     def __init__(self, size: int, name: str = "") -> None:
@@ -58,12 +58,12 @@ class RingBuffer(Descriptor):
 
     @property
     def pending(self) -> int:
-        """Number of bytes that wait to be read, including incomplete entries."""
+        """Number of bytes that have not been released by the reader, including incomplete entries."""
         pending: int = self._producer[0] - self._consumer[0]
         return pending
 
     def drain(self) -> list[bytes]:
-        """Return the data of all entries up to the first incomplete one, and release their room."""
+        """Return the data of all entries before the first incomplete one, and release their room."""
         with self.window() as window:
             entries = [bytes(window[start:stop]) for start, stop in entries_in(window)]
             size = len(window)
@@ -72,10 +72,10 @@ class RingBuffer(Descriptor):
 
     def window(self, size: int = sys.maxsize) -> memoryview:
         """
-        Return entries up to the first incomplete one as they are in the ring, with headers and discarded ones.
+        Return a view of the entries before the first incomplete one, with headers and discarded entries.
 
-        Those that begin in the first ``size`` bytes are returned. ``advance`` releases their room, after which the view
-        shows other entries.
+        Only entries that begin in the first ``size`` bytes are included. After ``advance`` the kernel may overwrite
+        them.
         """
         begin = self._consumer[0]
         start = begin & self.size - 1
@@ -106,13 +106,13 @@ def wait(ring: RingBuffer, status: memoryview, timeout: float, others: Iterable[
     Sleep until the ring contains an entry, and return whether it does.
 
     The sleep also ends when one of the descriptors ``others`` is readable, or after ``timeout`` seconds. ``status`` are
-    the 64-bit words of STATUS: a program that finds ``Status.WAITING`` set clears it and wakes this process; others
-    need not.
+    the 64-bit words of STATUS: a BPF program that finds ``Status.WAITING`` set clears it and wakes this process; if it
+    is clear, no wake-up is needed.
 
-    poll(2) looks at the ring before it sleeps, after a barrier, which epoll_wait(2) would not do for an entry that
-    arrived without a wake-up. A program may read the word before it is set here, and write its entry after the ring was
-    checked here: it wakes no process. So the ring is checked again after a short sleep, and then less and less often.
-    The word stays set until an entry arrives: if it has been set all the time, short sleeps are not needed any more.
+    poll(2) checks the ring before it sleeps, after a barrier; epoll_wait(2) would miss an entry that arrived without a
+    wake-up. A BPF program may read the word before this function sets it, and write its entry after this function has
+    checked the ring: then it wakes no process. So the ring is checked again after a short sleep, and then at growing
+    intervals. If the word remained set since the last call, no such BPF program exists, and short sleeps are omitted.
     """
     poll = select.poll()
     for descriptor in (ring.fd, *others):

@@ -1,8 +1,8 @@
 """
-Offsets in the kernel's structures of tasks and mappings, and the kernel's identification of mapped files.
+Offsets in the kernel's task_struct and vm_area_struct, and the kernel's identification of mapped files.
 
-``os.stat`` may return other numbers than mappings have: overlay file systems and btrfs use their own. So a file is
-mapped here, and a BPF program with the same code as in handlers reads the numbers of the mapping.
+stat(2) may return another device and inode number than a mapping has: overlay file systems and btrfs use their own. So
+a file is mapped here, and a BPF program with the same code as in handlers reads the numbers from the mapping.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = ["FileIdentifier", "mapped_module", "paging_layout", "task_layout", "v
 
 
 def task_layout(features: Features) -> TaskLayout | None:
-    """Return the offsets of a thread's data for records; None if programs cannot read them."""
+    """Return the offsets in task_struct of the data for records; None if BPF programs cannot read these."""
     # Tasks for bpf_find_vma come from the same helper.
     if Feature.FIND_VMA not in features or Feature.BTF not in features or not features.remembered(_is_readable):
         return None
@@ -50,7 +50,11 @@ def _layout(types: KernelTypes) -> TaskLayout:
 
 
 def _is_readable(features: Features) -> bool:
-    """Return whether the verifier permits both kinds of programs to read these fields; cached until the next boot."""
+    """
+    Return whether sleepable and other BPF programs may read these fields.
+
+    The result is cached until the next boot.
+    """
     kinds = [ProgramFlag.NONE]
     if Feature.SLEEPABLE_UPROBE in features:
         kinds.append(ProgramFlag.SLEEPABLE)
@@ -85,7 +89,7 @@ def _reader(task: TaskLayout) -> Assembler:
 
 
 def vma_layout(types: KernelTypes) -> VmaLayout:
-    """Return the offsets in the kernel's mappings; raise OSError or ``TargetError`` if the kernel's BTF lacks them."""
+    """Return the offsets in vm_area_struct; raise OSError or ``TargetError`` if the kernel's BTF lacks them."""
     return VmaLayout(
         start=types.member_offset("vm_area_struct", "vm_start"),
         pages=types.member_offset("vm_area_struct", "vm_pgoff"),
@@ -99,7 +103,7 @@ def vma_layout(types: KernelTypes) -> VmaLayout:
 
 
 def paging_layout(features: Features) -> PagingLayout | None:
-    """Return the layout by which handlers determine what provides a page; None if they cannot."""
+    """Return the layout by which handlers find out whether a user-space server delivers a page; None: they cannot."""
     if Feature.FIND_VMA not in features or Feature.BTF not in features:
         return None
     types = features.types
@@ -124,7 +128,7 @@ def _userfault(types: KernelTypes) -> int | None:
 
 
 _QUESTION = struct.Struct("=QqQQ")
-"""Argument of the program: an address; then its answer: an error, and device and inode of the file mapped there."""
+"""Argument of the program, an address; then its results: an error, and device and inode number of the mapped file."""
 
 
 def _identification(layout: VmaLayout) -> Assembled:
@@ -144,14 +148,18 @@ def _identification(layout: VmaLayout) -> Assembled:
 
 
 class FileIdentifier(Descriptor):
-    """Program that returns the kernel's identification of files."""
+    """BPF program that returns the kernel's identification of files."""
 
     def __init__(self, layout: VmaLayout) -> None:
         program = _identification(layout)
         super().__init__(load(program, {}, ProgramType.SYSCALL, flags=ProgramFlag.SLEEPABLE, name="identify"))
 
     def identity(self, path: str) -> tuple[int, int]:
-        """Return device and inode of a file; raise OSError if it cannot be mapped, or ``EngineError``."""
+        """
+        Return the device and inode number of a file, as mappings have them.
+
+        Raise OSError if the file cannot be mapped, ``EngineError`` if the program fails.
+        """
         # A private writable mapping, because ctypes returns addresses of writable ones only; it is never written.
         with (
             open(path, "rb", opener=without_waiting) as file,
@@ -170,7 +178,7 @@ class FileIdentifier(Descriptor):
 
 
 def mapped_module(identifier: FileIdentifier, elf: ElfFile, paths: Sequence[str]) -> MappedModule:
-    """Return the data by which programs recognize the module with the contents ``elf`` in its copies ``paths``."""
+    """Return the data by which BPF programs recognize the module ``elf`` in any of its files, ``paths``."""
     segments = sorted(
         (segment.offset, segment.vaddr - segment.offset) for segment in elf.load_segments if segment.executable
     )

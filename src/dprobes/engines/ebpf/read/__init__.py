@@ -1,1 +1,1 @@
-"""Reading of a run: a session, its records and events, and the processes that handlers have stopped."""
+"""Reader of a run's output: the session, its records and events, and the processes that handlers have stopped."""

@@ -1,10 +1,10 @@
 """
 Core files for ``exit 3``: the core dump of a process that a handler has stopped, written by another process.
 
-The command is ``python -m dprobes.engines.ebpf.read.core_dumper PID TID STOPS``. It traces the threads while it writes
-the file to its standard output. It reads the original bytes of breakpoints from its standard input, and writes errors
-to standard error. The kernel resumes the threads when the command ends. STOPS is the descriptor of the list in which it
-records that the process has been resumed (``stop_guard``).
+The writer's command is ``python -m dprobes.engines.ebpf.read.core_dumper PID TID STOPS``. It traces the threads with
+ptrace while it writes the file to standard output. It reads the original bytes of breakpoints from standard input, and
+writes errors to standard error. The kernel resumes the threads when the writer exits. STOPS is the descriptor of the
+list of stopped processes (``stop_guard``), in which the writer records that the process was resumed.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class Dump:
 
     def finish(self, *, abandoned: bool = False) -> Notice:
         """
-        Wait for the writer, resume the process, and return the notice for the user; delete an incomplete file.
+        Wait for the writer, or kill it with ``abandoned``; resume the process, and return the notice for the user.
 
-        With ``abandoned``, the writer is killed instead.
+        An incomplete file is deleted.
         """
         from dprobes.engines.engine_interface import no_core_notice, written_notice
 
@@ -72,9 +72,10 @@ def start_dump(
     pid: int, tid: int, name: str, directory: str, hidden: dict[int, int], stops: CoreStops
 ) -> Dump | Notice:
     """
-    Start to dump a stopped process after a hit of its thread ``tid``; ``hidden`` has the bytes under breakpoints.
+    Start the core dump of a stopped process after a hit of its thread ``tid``.
 
-    If no file can be created, resume the process and return the notice.
+    ``hidden`` has the original bytes under breakpoints, by address. If no file can be created in ``directory``, resume
+    the process and return the notice.
     """
     import json
 
@@ -113,7 +114,7 @@ def breakpoints_in(pid: int, sites: Mapping[tuple[int, int], Iterable[tuple[int,
     """
     Return the original bytes under the breakpoints in a process, keyed by address.
 
-    ``sites`` are pairs of a file offset and the byte there, keyed by the file's device and inode.
+    ``sites`` are pairs of a file offset and the original byte, keyed by the file's device and inode number.
     """
     found: dict[int, int] = {}
     for mapping in code_mappings(pid)[0]:
@@ -135,7 +136,7 @@ def main(pid: int, tid: int, stops: CoreStops) -> None:
             os.unlink(os.readlink(f"/proc/self/fd/{sys.stdout.fileno()}"))
         raise
     finally:
-        # Done here, so that it happens even if dprobes is killed. The process runs when this one has ended.
+        # The writer does this, in case dprobes is killed. The process continues when the writer has exited.
         stops.let_go_on(pid, was_stopped=was_stopped)
 
 
@@ -159,7 +160,7 @@ def _write(pid: int, tid: int) -> None:
     general = {
         each: ptrace_calls.get_register_set(each, RegisterSet.GENERAL) for each in (tid, *sorted(seized - {tid}))
     }
-    # The kernel returns as many registers as the program's processor has: 17 of 4 bytes, or 27 of 8.
+    # PTRACE_GETREGSET returns 17 registers of 4 bytes for a 32-bit process, or 27 of 8 bytes.
     word_size: Literal[4, 8] = 4 if len(general[tid]) == _I386_REGISTERS_SIZE else 8
     threads = [HeldThread(each, registers, register_sets_of(each, word_size)) for each, registers in general.items()]
     offset, word = POINTER[word_size]

@@ -1,7 +1,7 @@
 """
-One run: attach, deliver records until the end, remove probepoints on request, count.
+Session of the eBPF engine: it attaches a program, emits its records, removes probepoints on request, and counts hits.
 
-Records come from a ``RecordStream``; everything else is done between two of its turns.
+Records come from a ``RecordStream``; all other work is done between two turns of the stream.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 __all__ = ["EbpfSession"]
 
 _PATIENCE = 1.0
-"""Seconds after the end of all probepoints before a notice reports that records are still being written."""
+"""Seconds after the end of all probepoints, after which a notice reports that records are still being emitted."""
 
 _STILL_WRITING = Notice(
     "probing has ended; earlier records are still being written",
@@ -79,11 +79,11 @@ _STILL_FOLLOWING = Notice(
 _RENEWAL_SLEEP = 0.1
 
 _LEAVING_SLEEP = 0.005
-"""Seconds between two checks whether ended processes have left the kernel."""
+"""Seconds between two checks whether ended processes still execute kernel code."""
 
 
 class EbpfSession(Attachment):
-    """One program attached to the kernel."""
+    """Attachment of one probe program to the kernel."""
 
     def __init__(self, settings: Settings, job: Job) -> None:
         self._settings = settings
@@ -99,7 +99,7 @@ class EbpfSession(Attachment):
         self._is_replaced = False
         self._tree: ProcessTree | None = None
         self._sees_the_kernel = False
-        """True if the kernel's own code at the end of a process may hit a probepoint."""
+        """True if kernel code at the end of a process may hit a probepoint."""
         self._command: Command | None = None
         self._cpus: CpuArrivals | None = None
         self._left_out: list[LeftOutProbe] = []
@@ -167,7 +167,7 @@ class EbpfSession(Attachment):
             self._stack = stack.pop_all()
 
     def _take_findings(self, found: Findings, stack: contextlib.ExitStack) -> None:
-        """Keep the found files open, and watch for others from now on."""
+        """Take ownership of the found files, and start the search for other files of the module."""
         self._notices += found.notices
         if found.files:
             self._new_files = NewFiles(self._settings.planner, self._job, found)
@@ -194,7 +194,7 @@ class EbpfSession(Attachment):
         return installed
 
     def _begin_command(self, installed: Installation, stack: contextlib.ExitStack) -> None:
-        """Start the command, which waits for ``go``, and follow the processes of a tree."""
+        """Start the command, which waits for ``Command.go``, and follow the processes of a tree."""
         scope = self._job.scope
         if scope.command:
             from dprobes.engines.command_launcher import Command
@@ -244,9 +244,9 @@ class EbpfSession(Attachment):
 
     def _begin_reading(self, installed: Installation, stack: contextlib.ExitStack) -> None:
         """
-        Start to read the output of handlers.
+        Create the stream of records.
 
-        The modules for that are imported only now, after the handlers were attached.
+        The modules for that are imported only now: the handlers were attached earlier.
         """
         from dprobes.engines.ebpf.read.held_records import HeldRecords, progress
         from dprobes.engines.ebpf.read.record_stream import RecordStream
@@ -272,7 +272,7 @@ class EbpfSession(Attachment):
         self._notices += self._module.begin()
 
     def _stacks(self, stack: contextlib.ExitStack) -> UserStacks | None:
-        """Return the unwinder of programs' call stacks, None if no handler logs any."""
+        """Return the unwinder of user-space call stacks; None if no handler logs them."""
         maps = self._installed.maps.tables
         stores = maps.stores if maps is not None else {}
         if not logs_user_stacks(self._program):
@@ -283,7 +283,7 @@ class EbpfSession(Attachment):
         return stack.enter_context(contextlib.closing(self._user_stacks))
 
     def _watch_images(self, stack: contextlib.ExitStack) -> Callable[[], None]:
-        """Start to report mappings of processes if ``images`` are wanted; return the function that reports new ones."""
+        """If the job has ``images``, start to report mappings to it; return the function that reports new ones."""
         if self._job.images is None:
             return lambda: None
         from dprobes.engines.ebpf.read.image_watch import ImageWatch
@@ -293,19 +293,23 @@ class EbpfSession(Attachment):
         return stack.enter_context(contextlib.closing(ImageWatch(self._job.images, scope, pid))).look
 
     def close(self) -> None:
-        """Remove the program, and wait for that."""
+        """Remove the program from the kernel, and wait until that is done."""
         self.stop()
         for _ in self.poll():
             pass
         self._stack.close()
 
     def stop(self) -> None:
-        """Request the end; may be called by a signal handler."""
+        """Request the end of the run; a signal handler may call this."""
         self._stopping = True
         self._requests.wake()
 
     def hurry(self) -> bool:
-        """Discard the waiting records, once nothing is attached any more; return whether that makes a difference."""
+        """
+        Discard the records that are still to be emitted.
+
+        Return False, and discard none, before the end of the run.
+        """
         if not self._finished or self._hurried:
             return False
         self._hurried = True
@@ -314,17 +318,17 @@ class EbpfSession(Attachment):
         return True
 
     def end_command(self) -> int | None:
-        """Ask the command to end; see ``Attachment``."""
+        """Send SIGTERM to the command; return as ``Attachment.end_command`` does."""
         return None if self._command is None else self._command.end()
 
     # Data that clients may read and change
 
     def wake(self) -> None:
-        """Make ``poll`` check the ring at once."""
+        """Make ``poll`` check the ring without waiting."""
         self._requests.wake()
 
     def counts(self) -> tuple[Counts, ...]:
-        """Return the counts so far, in the order of ``probes``, including records on their way to ``poll``."""
+        """Return the counts so far, in the order of ``probes``; records count before ``poll`` emits them."""
         return self._readings.counts()
 
     def local_variables(self) -> list[int]:
@@ -336,17 +340,21 @@ class EbpfSession(Attachment):
         return self._readings.cpu_variables()
 
     def tables(self) -> tuple[TableContents, ...]:
-        """Return the contents of the keyed tables, after reporting the mappings that their addresses belong to."""
+        """Return the contents of the keyed tables; report new mappings of processes first, for addresses in keys."""
         contents = self._readings.tables()
         self._look_at_images()
         return contents
 
     def reset_variables(self, first: int = 0, last: int | None = None) -> None:
-        """Set the local and CPU variables with these indices to zero; concurrent increments may be lost."""
+        """
+        Set the local and CPU variables ``first`` to ``last``, inclusive, to zero.
+
+        Concurrent increments may be lost.
+        """
         self._readings.reset_variables(first, last)
 
     def change(self, changes: Sequence[Change]) -> None:
-        """Make changes; see ``make_changes``."""
+        """Make changes in their order (``make_changes``)."""
         make_changes(self, changes)
 
     def change_values(self, changes: Sequence[ValueChange]) -> None:
@@ -354,7 +362,7 @@ class EbpfSession(Attachment):
         self._readings.change(changes)
 
     def remove(self, probes: Sequence[int]) -> None:
-        """Remove probepoints, given their indices; ``poll`` reports those that had not ended yet as REMOVED."""
+        """Remove probepoints, given by index; ``poll`` reports those that had not ended as REMOVED."""
         for probe in probes:
             if not 0 <= probe < len(self.probes):
                 raise IndexError(f"there is no probepoint {probe}: they are 0 to {len(self.probes) - 1}")
@@ -370,7 +378,7 @@ class EbpfSession(Attachment):
     @contextlib.contextmanager
     def held_still(self) -> Iterator[Installation | None]:
         """
-        Prevent changes in the kernel in the context; yield the installation, or None if the session has ended.
+        Return a context manager that prevents changes in the kernel; it yields the installation, None after the end.
 
         Raise ``EngineError`` if another session has already replaced this one.
         """
@@ -384,7 +392,7 @@ class EbpfSession(Attachment):
             yield None if installed.attachments.is_closed else installed
 
     def end_replaced(self) -> None:
-        """End the session, because another session has taken its place."""
+        """End the session, because another session has replaced it."""
         self._is_replaced = True
         self.stop()
 
@@ -417,7 +425,7 @@ class EbpfSession(Attachment):
         return self._tree.alive <= 0 and (not self._sees_the_kernel or self._tree.has_left)
 
     def _turn(self) -> Iterator[Event]:
-        """Iterate over records and ends of probepoints that have arrived, for a limited time."""
+        """Iterate over the events of arrived records and ends of probepoints, for a limited time."""
         for each in self._stream.turn(lambda: self._stopping):
             self._look_at_images()
             if isinstance(each, RecordBatch):
@@ -426,7 +434,7 @@ class EbpfSession(Attachment):
                 yield from self._end(each)
 
     def _wait(self) -> None:
-        """Sleep until there may be work."""
+        """Sleep until a record, a request or another event may have arrived."""
         if self._stream.pause():
             return
         sleep = self._tables.interval
@@ -472,11 +480,11 @@ class EbpfSession(Attachment):
 
     @property
     def _expects_files(self) -> bool:
-        """True if a new tree may be about to execute other files of the module."""
+        """True if processes of a new tree are expected to execute further files of the module soon."""
         return self._new_files is not None and self._new_files.is_eager
 
     def _look_for_files(self) -> Iterator[Event]:
-        """Insert the program into files that processes have newly mapped."""
+        """Attach handlers in newly mapped files; iterate over the events."""
         if self._new_files is None:
             return
         tree = self._tree
@@ -508,14 +516,14 @@ class EbpfSession(Attachment):
     # Ends of probepoints
 
     def _take_removals(self) -> Iterator[Event]:
-        """Remove probepoints as requested by clients, and report those that had not ended yet."""
+        """Remove the probepoints that clients requested, and report those that had not ended."""
         attachments = self._installed.attachments
         gone = tuple(probe for probe in self._requests.take_removals() if attachments.take_away(probe))
         if gone:
             yield StateEvent(gone, 0, ProbeState.REMOVED)
 
     def _end(self, ended: Ended) -> Iterator[Event]:
-        """Remove a probepoint that has reached its end."""
+        """Remove a probepoint that its handler or maxhits has ended, and deal with the stopped process."""
         attachments = self._installed.attachments
         if self._installed.is_void(ended.probe, ended.reason):
             return
@@ -566,7 +574,7 @@ class EbpfSession(Attachment):
         yield Finished(self.counts(), status)
 
     def _rest(self) -> Iterator[Event]:
-        """Iterate over the events that arrived before the end; there are no more hits."""
+        """Iterate over the remaining events after all links were removed."""
         installed = self._installed
         patience: float | None = time.monotonic() + _PATIENCE
         for each in self._stream.rest():
@@ -587,7 +595,7 @@ class EbpfSession(Attachment):
 
 
 def _refuse_command(states: Sequence[Event]) -> None:
-    """Raise ``EngineError`` if no probepoint can be inserted: a command would run unobserved."""
+    """Raise ``EngineError`` if no probepoint could be inserted: the command would run unprobed."""
     found = [state for state in states if isinstance(state, StateEvent)]
     if found and all(state.state.is_obstacle for state in found):
         first = found[0]
@@ -602,6 +610,6 @@ def _refuse_command(states: Sequence[Event]) -> None:
 
 
 def _state_after(ended: Ended) -> StateEvent:
-    """Return the event for a probepoint that its handler, or maxhits, has ended."""
+    """Return the state event for a probepoint that its handler or maxhits has ended."""
     state = ProbeState.DISABLED if ended.reason == LIMIT else ProbeState.REMOVED
     return StateEvent((ended.probe,), ended.pid, state)

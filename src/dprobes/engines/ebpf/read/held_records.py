@@ -2,12 +2,11 @@
 Log on success: records that are held back until their instruction is known to have completed.
 
 A record whose instruction may fault is uncertain at first. It becomes certain when its thread reaches another hit, or
-is found beyond the instruction; a signal for the instruction drops it. Records after an uncertain one are held back as
-well, so that the order remains that of the ring.
+is found beyond the instruction; a signal for the instruction drops it. Records after an uncertain one are held back,
+too, so that records keep the order of the ring.
 
-A million records may arrive in a second, but few signals. So records are packed, or bare pairs in a list, and their
-thread ids are in another list. The last record of each thread is searched for only on demand. This module does not
-access the kernel.
+A million records may arrive in a second, but few signals. So records are packed, or plain pairs in a list, and their
+thread ids are in another list. The last record of each thread is searched for only on demand.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ __all__ = ["BEYOND", "HOLDING", "SETTLING", "Ended", "HeldQueue", "HeldRecords",
 
 
 class Ended(NamedTuple):
-    """A probepoint that is to be removed, because of a hit in thread ``tid`` of process ``pid``."""
+    """Request of a handler, run by thread ``tid`` of process ``pid``, to remove a probepoint."""
 
     probe: int
     reason: int
@@ -48,8 +47,8 @@ class HeldQueue:
     """
     Queue of held records, single or packed, and of the items between them, numbered in ascending order.
 
-    A part of the queue is a list or packed records. Dropping a packed record splits its part. ``first`` is the number
-    of the first item, ``end`` the number after the last one.
+    A part of the queue is a list or a record table. To drop a packed record splits its part. ``first`` is the number of
+    the first item, ``end`` the number after the last item.
     """
 
     def __init__(self) -> None:
@@ -80,14 +79,14 @@ class HeldQueue:
         self._firsts.append(self.end)
 
     def probe(self, number: int) -> int:
-        """Return the probepoint of a record."""
+        """Return the probepoint of the record ``number``; the item must be a record."""
         at = bisect_right(self._firsts, number) - 1
         item = self._parts[at][number - self._firsts[at]]
         assert isinstance(item, tuple), "this item is a record"
         return item[0]
 
     def drop(self, number: int) -> None:
-        """Drop a record."""
+        """Replace the record ``number`` by None."""
         at = bisect_right(self._firsts, number) - 1
         part, first = self._parts[at], self._firsts[at]
         place = number - first
@@ -118,21 +117,22 @@ class HeldQueue:
 
 
 BEYOND = -1
-"""Result of ``progress`` if the thread is beyond the instruction, or its position cannot be determined."""
+"""Result of ``progress`` if the thread is beyond the instruction, or if that cannot be determined."""
 
 _LONG_ENOUGH = 1_000_000
 """
-Nanoseconds of run time within which an instruction is certain to be executed. Out of line it takes ten microseconds,
-but in a virtual machine time may pass while the CPU does nothing.
+Run time of a thread, in nanoseconds, after which it has certainly executed the instruction.
+
+Out of line an instruction takes ten microseconds; but the run time includes times at which a virtual CPU is stopped.
 """
 
 
 def progress(tid: int, mark: int | None = None) -> int:
     """
-    Return ``BEYOND``, or a mark to pass when the same thread is examined again.
+    Return ``BEYOND``, or a mark (run time in nanoseconds) to be passed to the next call for the same hit.
 
-    A signal follows a fault at once. But on a busy machine the thread may be preempted for long between the handler and
-    the instruction. The first call must come later than the handler. Thread ids are those of the initial PID namespace.
+    A signal follows a fault at once. But a thread may be preempted between the handler and the instruction. The first
+    call, without a mark, must be made after the handler has ended. Thread ids are those of the initial PID namespace.
     """
     number = system_call_of(tid)
     if number is not None and number >= 0:
@@ -147,7 +147,7 @@ def progress(tid: int, mark: int | None = None) -> int:
 
 
 def _run_time(tid: int) -> int | None:
-    """Return the nanoseconds that a thread has run, up to its last stop or clock tick; None if unknown."""
+    """Return the run time of a thread in nanoseconds, up to its last context switch or tick; None if unknown."""
     # Documentation/scheduler/sched-stats.rst: time on a CPU, time spent waiting for one, number of times it got one.
     try:
         with open(f"/proc/{tid}/schedstat", "rb") as file:
@@ -159,32 +159,32 @@ def _run_time(tid: int) -> int | None:
 
 SETTLING = 0.004
 """
-Minimum number of seconds for which the last record of a thread is held back. The signal follows as soon as the
-instruction can fault. That takes longer only if the thread is preempted there: then the thread must be examined.
+Minimum number of seconds for which the last record of a thread is held back. The signal of a fault arrives before that,
+unless the thread is preempted before the instruction: so the thread must be examined.
 """
 
 HOLDING = 0.5
-"""Seconds after which a record is released even if its thread has not moved."""
+"""Seconds after which a record is released even if its thread has made no progress."""
 
 _BATCH = 1024
 """Maximum number of records in a batch."""
 _PACKED_BATCH = 4096
-"""Maximum number of packed records in a batch; it is larger as they are rarely read one by one."""
+"""Maximum number of packed records in a batch; it is larger, because packed records are rarely read one by one."""
 
 Progress = Callable[[int, int | None], int]
 """
-Function that determines whether a thread has moved on. Its arguments are the thread's id and its previous result for
-the same hit, or None.
+Function that determines whether a thread is beyond the instruction of its last record, like ``progress``.
 
-A result below 0 means that the thread is beyond the instruction of its last record.
+Its arguments are the thread's id, and its previous result for the same hit, or None. A result below 0 means that the
+thread is beyond the instruction.
 """
 
 
 class _Thread:
     """
-    A thread since its last record, which arrived at the time ``stamp``.
+    A thread and its last record, which arrived at the monotonic time ``stamp``, in seconds.
 
-    ``mark`` is the last result of ``Progress``, and ``look`` the number of the last drain before that.
+    ``mark`` is the last result of ``Progress``, and ``look`` the number of drains before that.
     """
 
     __slots__ = ("look", "mark", "stamp", "tid")
@@ -198,11 +198,11 @@ class _Thread:
 
 class HeldRecords:
     """
-    Records that were read but not released yet, and ends of probepoints between them.
+    Queue of records that are held back, and of the ends of probepoints between them.
 
-    ``faulting`` maps the probepoints whose record is dropped when their instruction faults to the file offset of that
-    instruction. For those in ``ticketed``, the kernel returns a hit's ticket if its instruction faulted. A thread from
-    which nothing has arrived for ``SETTLING`` seconds is examined by ``progress``; without it, that time suffices.
+    ``faulting`` has the probepoints whose record is dropped if the instruction faults, with the instruction's file
+    offset. For probepoints in ``ticketed``, the kernel returns a hit's ticket after a fault. ``progress`` is called for
+    a thread without new records for ``SETTLING`` seconds; None: its records are released after that time.
     """
 
     def __init__(
@@ -214,20 +214,20 @@ class HeldRecords:
         self._progress = progress
         self._items = HeldQueue()
         self._others = 0
-        """Number of items that are not records."""
+        """Number of items that are not records: ends and dropped records."""
         self._tids: list[int] = []
-        """Thread ids of the last items, those that ``_last`` does not contain yet; 0 if the item is certain."""
+        """Thread ids of the last items, which are not in ``_last`` yet; 0: the item is certain."""
         self._last: dict[int, int] = {}
-        """Number of each thread's uncertain record, the last one if the hit has several."""
+        """Number of the last uncertain record of each thread."""
         self._earlier: dict[int, int] = {}
-        """Number of the previous record of the same hit: several probepoints may be at one instruction."""
+        """Number of the previous record of the same hit, by the number of a record: a hit may have several."""
         self._threads: dict[int, _Thread] = {}
         self._obstacle: _Thread | None = None
-        """Thread of the first item, if that was uncertain at the last call of ``take``."""
+        """Thread of the uncertain record at which the last call of ``take`` stopped; None if there is none."""
         self.faults: Counter[int] = Counter()
         """Number of hits that did not complete the instruction, keyed by probepoint."""
         self.dropped: Counter[int] = Counter()
-        """Number of records that were dropped for that reason, including stack traces, keyed by probepoint."""
+        """Number of records that were dropped after faults, including stack traces, keyed by probepoint."""
         self.expect(faulting)
 
     def __bool__(self) -> bool:
@@ -235,7 +235,7 @@ class HeldRecords:
 
     @property
     def uncertain(self) -> Container[int]:
-        """Probepoints whose records must be added with their thread."""
+        """Probepoints whose records are uncertain: they must be added with their thread."""
         return self._faulting
 
     def expect(self, faulting: Mapping[int, int]) -> None:
@@ -269,7 +269,7 @@ class HeldRecords:
                 self._last[tid] = number
 
     def add_packed(self, records: RecordTable, tids: Sequence[int] | int, stamp: float) -> None:
-        """Add packed records, no stack traces; ``tids`` is one per record or one for all, and 0 if certain."""
+        """Add packed records, none of which is a stack trace; ``tids`` is one for each, or one for all; 0: certain."""
         if self._shared:
             self.add(list(records), [tids] * len(records) if isinstance(tids, int) else tids, stamp)
             return
@@ -305,7 +305,7 @@ class HeldRecords:
             self._earlier[number] = last
 
     def _hit(self, number: int | None) -> Iterator[int]:
-        """Iterate over the records of a hit up to this one, the last first; some may have been released."""
+        """Iterate over the numbers of a hit's records up to ``number``, the last first; some may have been released."""
         while number is not None:
             yield number
             number = self._earlier.get(number)
@@ -343,8 +343,8 @@ class HeldRecords:
         """
         Remove and return the items before the first record that is still uncertain.
 
-        The ring was read up to its contents at the time ``now``, by the drain number ``parsed``. ``drains`` is the
-        number of drains so far, whose signals may still arrive.
+        All contents of the ring at the monotonic time ``now`` were added, up to the drain with the number ``parsed``.
+        ``drains`` is the number of drains so far: later ones may contain signals.
         """
         if self._obstacle is not None and not self._has_settled(self._obstacle, now, parsed, drains):
             return []
@@ -386,7 +386,7 @@ class HeldRecords:
         yield from _batches_of(left[start:])
 
     def _has_settled(self, thread: _Thread, now: float, parsed: int, drains: int) -> bool:
-        """Return whether the last record of a thread can be released: the thread is beyond the instruction."""
+        """Return whether the last record of a thread can be released; the arguments are those of ``take``."""
         if thread.stamp + HOLDING <= now:
             return True
         if thread.stamp + SETTLING > now:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["Executed", "ForkedProcess", "ImageWatch", "MappedFile", "ProcessNews"]
 
 _PAGES = 128
-"""Pages of data in a ring: enough for the records of a few hundred starts of programs."""
+"""Pages of data in a ring: enough for the records of a few hundred calls of execve."""
 
 _DATA_SIZE = _PAGES * mmap.PAGESIZE
 _HEAD_AT, _TAIL_AT = 1024 // 8, 1032 // 8
@@ -64,7 +64,7 @@ _FORKED = struct.Struct("=IIII")
 
 
 class MappedFile(NamedTuple):
-    """A new mapping of code in a process, of a file or of one of the kernel's own areas."""
+    """A new executable mapping in a process, of a file or of a kernel area such as the vDSO."""
 
     time: int
     pid: int
@@ -72,7 +72,7 @@ class MappedFile(NamedTuple):
 
 
 class Executed(NamedTuple):
-    """A successful execve of a process, with the new name of the process; its new mappings follow."""
+    """A successful execve of a process, with its new name; events of its new mappings follow."""
 
     time: int
     pid: int
@@ -80,7 +80,7 @@ class Executed(NamedTuple):
 
 
 class ForkedProcess(NamedTuple):
-    """A process that its parent has started by fork."""
+    """A new process, and its parent."""
 
     time: int
     pid: int
@@ -91,7 +91,7 @@ News = MappedFile | Executed | ForkedProcess
 
 
 class ProcessNews:
-    """Events of all processes from now on; the constructor raises OSError if the kernel does not report them."""
+    """Reader of the events of all processes from now on; the constructor raises OSError if the kernel refuses."""
 
     def __init__(self) -> None:
         self._rings: list[_Ring] = []
@@ -107,8 +107,8 @@ class ProcessNews:
         """
         Return the events since the last call, in the order of time.
 
-        A process never precedes its fork: the rings are read one after the other, so events after the beginning of this
-        call wait for the next one.
+        The rings are read one after the other. So events after the start of this call wait for the next one: otherwise
+        an event of a process could precede its fork.
         """
         now = time.monotonic_ns()
         pieces = [ring.take() for ring in self._rings]
@@ -184,13 +184,11 @@ def _parsed(data: bytes) -> Iterator[News]:
 
 class ImageWatch:
     """
-    Watch that reports to ``images`` what the processes of a scope map, execute and fork from now on.
+    Watch that reports mappings, execve and fork of the processes in a scope to ``images``.
 
-    The names and stacks of processes that end depend on it.
-
-    For a tree, ``pid`` is the first process, or the one that becomes the first when it executes its program: only
-    processes of the tree are reported. If the kernel does not report events, only the names of ended processes are
-    missing.
+    They are needed for the symbols and stacks of processes that have ended. For a process tree, ``pid`` is its first
+    process; only processes of the tree are reported. If the kernel does not provide events, only the symbols of ended
+    processes are missing.
     """
 
     def __init__(self, images: ProcessImages, scope: Scope, pid: int | None = None) -> None:
@@ -215,7 +213,7 @@ class ImageWatch:
                 images.began(each, 0, code_mappings(each)[0], command_name(each))
 
     def look(self) -> None:
-        """Report the events since the last call; any thread may call this."""
+        """Report the events since the last call to ``images``; any thread may call this."""
         images = self._images
 
         with self._looking:

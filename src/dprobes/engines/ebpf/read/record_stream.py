@@ -1,8 +1,8 @@
 """
-Records with process names cut at their NUL, ends of probepoints and signals, decoded from the entries of a ring.
+Decoder of a ring's entries: records, whose process names are cut at the NUL, ends of probepoints, and signals.
 
-A piece of the ring is copied as it is, with headers and discarded entries (``ring_reader``). Many consecutive records
-of one size are packed without examining each.
+A piece of the ring is copied unchanged, with headers and discarded entries (``ring_reader``). Long runs of records of
+one size are packed without a loop over the records.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ _OF_TABLES = (int(Entry.TALLY), int(Entry.UNTALLY))
 _NAME_FLAG_BYTE, _NAME_FLAG = 1, Item.PROCESS_NAME >> 8
 _TID_AT, _TID_SIZE = HEADER_SIZE + 4, 4
 _MIXED_MIN = 4096
-"""Minimum number of bytes of entries of various sizes that are worth packing."""
+"""Minimum number of bytes of entries of various sizes for which packing is tried."""
 _ENDED = struct.Struct("=II")
 _SIGNAL = struct.Struct("=QII")
 
 
 class EntryReader:
     """
-    Decoder of pieces of the ring, which adds their contents to ``held``; ``stacks`` follows call stacks.
+    Decoder of pieces of the ring, which adds their contents to ``held``; ``stacks`` unwinds call stacks.
 
-    ``bank_size``, a power of two, is the distance between the entries of one probepoint in the probe table; entries of
-    the ring contain the number of one of these.
+    ``bank_size``, a power of two, is the distance between the two entries of a probepoint in the probe table; entries
+    of the ring have the index of one of these.
     """
 
     def __init__(self, held: HeldRecords, bank_size: int, stacks: UserStacks | None = None) -> None:
@@ -59,14 +59,14 @@ class EntryReader:
         self._name_places: dict[int, int] = {}
 
     def read(self, data: bytes, stamp: float) -> None:
-        """Decode whole entries, which were in the ring at the time ``stamp``."""
+        """Decode whole entries, which were in the ring at the monotonic time ``stamp``."""
         for span in spans_in(data):
             is_read = self._read_packed(data, span, stamp) if span.stride else self._read_mixed(data, span, stamp)
             if not is_read:
                 self._read_each(data, span, stamp)
 
     def _read_packed(self, data: bytes, span: Span, stamp: float) -> bool:
-        """Decode entries of one size if all are records of one kind; return whether they are."""
+        """Decode a span of one size if all entries are records of one kind; return False, and decode none, if not."""
         if self._stacks is not None:
             return False
         table = data[span.start : span.stop]
@@ -77,7 +77,7 @@ class EntryReader:
         return True
 
     def _packed(self, table: bytes, stride: int) -> tuple[PackedRows, list[int] | int] | None:
-        """Return entries of one size as records of one kind, and their threads; None if they are not."""
+        """Return entries of one size as packed records, and their threads; None unless all are of one kind."""
         from dprobes.engines.packed_entries import packed_entries  # not at a start, before there are records
 
         count = len(table) // stride
@@ -91,7 +91,7 @@ class EntryReader:
         return records, self._tids(table, stride, count, probes)
 
     def _read_mixed(self, data: bytes, span: Span, stamp: float) -> bool:
-        """Decode entries of few sizes if all of one size are records of one kind; return whether they are."""
+        """Decode a span of few sizes if all entries of a size are records of one kind; return False if not."""
         if self._stacks is not None or span.stop - span.start < _MIXED_MIN:
             return False
         found = sizes_in(data, span.start, span.stop)
@@ -113,7 +113,7 @@ class EntryReader:
         return True
 
     def _tids(self, table: bytes, stride: int, count: int, probes: list[int] | int) -> list[int] | int:
-        """Return the threads of records that are uncertain; 0 for the others."""
+        """Return the thread ids of uncertain records, and 0 for others; one number if all have the same."""
         uncertain = self._held.uncertain
         if isinstance(probes, int):
             if probes not in uncertain:
@@ -175,7 +175,7 @@ class EntryReader:
         held.add(records, tids, stamp)
 
     def _canonical(self, data: bytes, start: int, stop: int) -> bytes:
-        """Return a record with the process name cut at its end, instead of padded with zeros."""
+        """Return a record with the process name cut after its NUL; in the ring it is padded with zeros."""
         flags = int.from_bytes(data[start : start + 4], "little")
         place = self._name_places.get(flags)
         if place is None:
@@ -186,9 +186,9 @@ class EntryReader:
 
 class Overflow:
     """
-    Up to ``limit`` bytes of undecoded data in a temporary file (TMPDIR): first in, first out.
+    FIFO of up to ``limit`` bytes of undecoded data in a temporary file (TMPDIR).
 
-    Writing is one copy, from the ring's memory to the file's. Waiting data does not grow the memory of this process.
+    The data is copied once, from the ring's memory to the file. It does not increase the memory of this process.
     """
 
     def __init__(self, limit: int) -> None:
@@ -197,7 +197,7 @@ class Overflow:
         self._start = self._end = 0
 
     def write(self, data: memoryview | bytes) -> bool:
-        """Append data; return False, with nothing kept, if there is no room."""
+        """Append data; return False, and append nothing, if there is no room."""
         if self._end + len(data) > self._limit:
             return False
         try:
@@ -232,15 +232,15 @@ class Overflow:
 
 _MEMORY = 8 << 20
 _OVERFLOW = 1 << 30
-"""Bytes of undecoded data that are kept in memory, and beyond that in a file."""
+"""Maximum number of bytes of undecoded data in the temporary file, in addition to those in memory."""
 
 
 class _Piece(NamedTuple):
     """
     A piece of the ring, in memory or in the overflow file.
 
-    ``data`` is empty for a piece in the file, of which ``size`` is the number of bytes. ``stamp`` is the time and
-    ``drain`` the number of the drain in which the piece was taken.
+    ``data`` is empty for a piece in the file, whose size in bytes is ``size``. ``stamp`` is the monotonic time, and
+    ``drain`` the number of the drain, at which the piece was copied from the ring.
     """
 
     data: bytes
@@ -251,10 +251,10 @@ class _Piece(NamedTuple):
 
 class Spool:
     """
-    Data taken from the ring and not released yet: pieces of it in memory or in a file, then records.
+    Buffer of data from the ring: undecoded pieces in memory or in a file, then records in ``held``.
 
-    Taking a piece is one copy, so the ring is emptied a hundred times faster than records are formatted. Records go
-    through ``held``. ``limit`` is the number of bytes kept in memory before ``is_full``, if the file takes no more.
+    A piece is copied once, so the ring is emptied a hundred times faster than records are formatted. Pieces beyond
+    ``_MEMORY`` bytes are written to the file. When the file is full, they are kept in memory, up to ``limit`` bytes.
     ``bank_size`` and ``stacks`` are those of an ``EntryReader``.
     """
 
@@ -272,24 +272,24 @@ class Spool:
 
     @property
     def is_full(self) -> bool:
-        """True if no more data should be added now."""
+        """True if ``limit`` bytes are in memory: the caller must add no more data."""
         return self._size >= self._limit
 
     @property
     def is_empty(self) -> bool:
-        """True if nothing is left to release, including records that are held back."""
+        """True if no data and no records are left, held-back ones included."""
         return not self._pieces and not self._held
 
     @property
     def is_holding(self) -> bool:
-        """True if records are held back, which time alone will release."""
+        """True if only held-back records are left, which time alone will release."""
         return bool(self._held) and not self._pieces
 
     def add(self, data: memoryview | bytes, now: float, *, is_all: bool = True) -> None:
         """
-        Copy the contents of the ring at the time ``now``; empty data mean that the ring was empty.
+        Add a copy of ``data``, the contents of the ring at the monotonic time ``now``; it may be empty.
 
-        Without ``is_all`` the ring may have contained more.
+        Without ``is_all``, the ring may have contained more.
         """
         self._drained = now
         self._drains += is_all
@@ -303,15 +303,15 @@ class Spool:
 
     def take(self) -> Iterator[RecordBatch | Ended | None]:
         """
-        Decode the pieces, and iterate over the items that need not be held back.
+        Decode the pieces, and iterate over the items that are not held back.
 
-        Yield None for a piece of which everything is held back, so that the caller can do other work meanwhile.
+        Yield None after a piece whose items are all held back, so that the caller can do other work.
         """
         while self._pieces:
             piece = self._pieces.popleft()
             self._size -= len(piece.data)
             self._reader.read(piece.data or self._overflow.read(piece.size), piece.stamp)
-            # Data added meanwhile may contain signals: nothing newer than the piece counts.
+            # Data that was added meanwhile may contain signals: times and drains after the piece's do not count.
             certain = self._held.take(piece.stamp, piece.drain, self._drains)
             yield from certain or (None,)
         yield from self._held.take(self._drained, self._drains, self._drains)
@@ -321,13 +321,13 @@ class Spool:
         self._overflow.close()
 
 
-# If the ring is full, a record is lost and counted. So the ring is emptied before anything else, whatever happens to
-# the records then. While records arrive, the ring is polled every few milliseconds. A handler wakes this process only
-# if nothing has arrived for a while, because a wake-up costs it ten times as much as the record.
+# If the ring is full, a record is lost and counted. So emptying the ring has priority over releasing records. While
+# records arrive, the ring is polled every few milliseconds. A handler wakes this process only if no record has arrived
+# for a while, because a wake-up takes ten times as long as writing a record.
 
 
 _SPOOL_SIZE = 64 << 20
-"""Maximum number of bytes of undecoded records that are taken from the ring."""
+"""Maximum number of bytes of undecoded data in memory."""
 
 _PIECE = 1 << 20
 """
@@ -335,17 +335,21 @@ Approximate number of bytes taken from the ring at once: decoding them takes a f
 """
 
 _TURN = 0.1
-"""Seconds for which records are released before other work is done."""
+"""Maximum number of seconds for which one turn releases records, before other work is done."""
 
 _BUSY_TIME = 0.05
 """Seconds after the last record during which the ring is polled."""
 
 _BUSY_SLEEP = 0.005
-"""Seconds between two polls: records that arrive between them are decoded together, and fit into the ring."""
+"""Seconds between two polls of the ring: the records of this time fit into the ring."""
 
 
 class RecordStream:
-    """Records of a run, read from its ring in turns; a word of ``status`` (STATUS) shows that the reader sleeps."""
+    """
+    Stream of a run's records, read from its ring in turns.
+
+    ``status`` are the 64-bit words of STATUS, one of which shows that the reader sleeps.
+    """
 
     def __init__(
         self,
@@ -361,11 +365,11 @@ class RecordStream:
         self._taking: Iterator[RecordBatch | Ended | None] | None = None
         self._last_record = float("-inf")
         self._room = min(_PIECE // 4, ring.size // 16)
-        """Maximum number of bytes left in the ring while records are released: many are decoded together."""
+        """Number of bytes in the ring at which it is emptied while records are released."""
 
     @property
     def is_quiet(self) -> bool:
-        """True if nothing is left to read or release."""
+        """True if no data is left in the ring and no record is to be released."""
         return self._spool.is_empty and not self._ring.pending
 
     def _take(self) -> bool:
@@ -384,7 +388,11 @@ class RecordStream:
         return True
 
     def turn(self, is_stopping: Callable[[], bool]) -> Iterator[RecordBatch | Ended]:
-        """Iterate over arrived items, for a limited time or until the run is to stop, and keep emptying the ring."""
+        """
+        Iterate over arrived items, for a limited time or until ``is_stopping`` returns true.
+
+        Empty the ring meanwhile.
+        """
         if self._take():
             self._last_record = time.monotonic()
         until = time.monotonic() + _TURN
@@ -403,7 +411,11 @@ class RecordStream:
         self._taking = None
 
     def pause(self) -> bool:
-        """Sleep briefly if more is about to arrive; return False if not, so that the caller uses ``wait``."""
+        """
+        Sleep briefly and return True if records have arrived recently.
+
+        Else return False: the caller uses ``wait``.
+        """
         if self._taking is None:
             if self._spool.is_holding:
                 time.sleep(SETTLING)
@@ -414,15 +426,15 @@ class RecordStream:
         return True
 
     def wait(self, timeout: float, others: Iterable[int]) -> None:
-        """Sleep until a record arrives, one of the descriptors ``others`` is readable, or the time is over."""
+        """Sleep until a record arrives or a descriptor of ``others`` is readable, for up to ``timeout`` seconds."""
         if wait(self._ring, self._status, timeout, others):
             self._last_record = time.monotonic()
 
     def rest(self) -> Iterator[RecordBatch | Ended | None]:
         """
-        Iterate over all remaining items once no handler runs any more.
+        Iterate over all remaining items; call this when no handler runs any more.
 
-        Yield None for a piece of which everything is held back, so that the caller can do other work.
+        Yield None after a piece whose items are all held back, so that the caller can do other work.
         """
         yield from self._taking or ()
         while self._take() and self._ring.pending:

@@ -1,8 +1,8 @@
 """
-Access of other threads to a run while one thread iterates over its events: readings and requests for changes.
+Access of other threads to a run while one thread iterates over its events: counts, variables and requests.
 
-Requests are only recorded here, and carried out by the thread that iterates. All methods may be called before the run
-begins and after it has ended; the readings are then those at the end.
+Requests are only recorded; the thread that iterates carries them out. All methods may be called before the run begins,
+and after it has ended: then they return the last values.
 """
 
 from __future__ import annotations
@@ -28,12 +28,11 @@ __all__ = ["ProbeCounts", "Readings", "Requests"]
 
 class ProbeCounts:
     """
-    Counts of an installation; any thread may ask.
+    Counts of an installation's probepoints; any thread may call the methods.
 
-    They are computed from the probe table, the kernel's counts, and what happened to records. Of thousands of
-    probepoints most are not hit: those cost next to nothing here. By probepoint, ``faults`` are hits that did not
-    complete their instruction, ``dropped`` are their records, and ``given_up`` are records that were discarded at the
-    end.
+    They are computed from the probe table, the kernel's counts of missed hits, and the counts of records. Keyed by
+    probepoint, ``faults`` are the numbers of hits whose instruction faulted, ``dropped`` those of their records, and
+    ``given_up`` those of the records that were discarded at the end.
     """
 
     def __init__(
@@ -89,10 +88,10 @@ class ProbeCounts:
 
 class Requests:
     """
-    Requests of other threads to a run; the thread that carries them out is woken up.
+    Requests of other threads to a run, and the wake-up of the thread that carries them out.
 
-    ``descriptor`` is readable when there is a request; it is -1 before and after the run. A signal handler may
-    interrupt these methods and call them itself.
+    ``descriptor`` is readable if there is a request; it is -1 before ``open`` and after ``close``. The methods are
+    reentrant: a signal handler may call them.
     """
 
     def __init__(self) -> None:
@@ -101,7 +100,7 @@ class Requests:
         self._lock = threading.RLock()
 
     def open(self) -> None:
-        """Create ``descriptor``, so that requests wake up the thread that waits for it."""
+        """Create ``descriptor``."""
         self.descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     def wake(self) -> None:
@@ -118,13 +117,13 @@ class Requests:
         self.wake()
 
     def take_removals(self) -> list[int]:
-        """Return the probepoints that are to be removed, and clear the list."""
+        """Return the probepoints to be removed, and clear the list."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.descriptor)
         return [self._removals.popleft() for _ in range(len(self._removals))]
 
     def close(self) -> None:
-        """Close the descriptor; later requests wake up no thread."""
+        """Close the descriptor; later requests wake no thread."""
         with self._lock:
             descriptor, self.descriptor = self.descriptor, -1
             if descriptor >= 0:
@@ -133,10 +132,9 @@ class Requests:
 
 class Readings:
     """
-    Counts and variables of a program in the kernel, and their last values once ``close`` was called.
+    Counts and variables of a program in the kernel; after ``close`` their last values.
 
-    ``count`` returns the counts of all probepoints, and is called by any thread. Without an installation there is
-    nothing to read.
+    ``count`` returns the counts of all probepoints; any thread calls it. Without an installation all are empty.
     """
 
     def __init__(
@@ -175,7 +173,7 @@ class Readings:
             return self._tables
 
     def reset_variables(self, first: int, last: int | None) -> None:
-        """Set the local and CPU variables with the indices from ``first`` to ``last`` to zero."""
+        """Set the local and CPU variables ``first`` to ``last``, inclusive, to zero; None: to the last one."""
         some = slice(first, None if last is None else last + 1)
         with self._lock:
             if self._installed is not None:
@@ -212,7 +210,7 @@ class Readings:
             self._tables = maps.contents()
 
     def close(self) -> None:
-        """Store the current values; the maps are not accessed any more when this returns."""
+        """Store the present values; later calls do not access the maps."""
         with self._lock:
             self._read_counts()
             self._read_variables()

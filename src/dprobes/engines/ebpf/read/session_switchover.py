@@ -1,10 +1,11 @@
 """
 Replacement of a session by another one, hit by hit (``bpf.lower.hits.hit_prologue``).
 
-Everything that can fail is done first, and leaves the other session unchanged: the new program is loaded and attached
-while no hit belongs to it. Then a word in memory switches all handlers at once, and the old links are closed.
+All steps that can fail come first, and leave the old session unchanged: the new program is loaded and attached while no
+hit belongs to it. Then a word in memory switches all handlers at once, and the old links are closed.
 
-While a session is being replaced, nothing may be attached for it: a program that is attached later runs earlier.
+While a session is being replaced, no BPF program may be attached for it: at a hit the kernel runs later attached ones
+first.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ _CODE = bytes.fromhex("55 5d c3")  # push %rbp; pop %rbp; ret
 
 class PrivateSite(Descriptor):
     """
-    A site for uprobes that no other process executes: a few instructions in a file in memory.
+    A site for uprobes that only this process executes: a few instructions in a memfd.
 
-    Its methods raise OSError with the kernel's error, or a ``DprobesError``.
+    The methods raise OSError with the kernel's error, or a ``DprobesError``.
     """
 
     def __init__(self, features: Features) -> None:
@@ -51,7 +52,7 @@ class PrivateSite(Descriptor):
         os.write(self.fd, _CODE)
 
     def attach(self, assembled: Assembled, maps: Mapping[MapName, int]) -> Descriptors:
-        """Load a program and attach it, until the result is closed."""
+        """Load a BPF program and attach it, until the result is closed."""
         attach_type = uprobe_attach_type(self._features)
         program = load(assembled, maps, ProgramType.KPROBE, attach_type=attach_type, name="place")
         try:
@@ -60,25 +61,25 @@ class PrivateSite(Descriptor):
             os.close(program)
 
     def execute(self) -> None:
-        """Execute the instructions in this process; a page stays mapped for that."""
+        """Execute the instructions in this process; their page remains mapped."""
         ctypes.CFUNCTYPE(None)(map_file(self.fd, len(_CODE)))()
 
 
 class Barrier:
     """
-    A one-time wait for the end of all hits that had begun when ``wait`` was called.
+    Barrier, for one use: ``wait`` returns when all hits that had begun before are over.
 
-    To remove a uprobe, the kernel waits for all handlers of all uprobes (``uprobe_unregister_sync``). Before Linux
-    6.12, handlers run under the lock of their place, and there is nothing to wait for.
+    It removes a uprobe: the kernel then waits for all running handlers of all uprobes (``uprobe_unregister_sync``).
+    Before Linux 6.12, handlers run under a lock of their uprobe, and no wait is needed.
     """
 
     def __init__(self, features: Features) -> None:
-        """Attach a program that is never hit; raise OSError with the kernel's error, or a ``DprobesError``."""
+        """Attach an empty BPF program to a site that is not executed; raise OSError or a ``DprobesError``."""
         with PrivateSite(features) as place:
             self._links = place.attach(finished(Assembler()), {})
 
     def wait(self) -> None:
-        """Wait until these hits have ended; a second call does nothing."""
+        """Wait until all hits that have begun are over; a second call does nothing."""
         self._links.close()
 
 
@@ -87,11 +88,11 @@ _PROGRAMS = 3
 
 def runs_newest_first(features: Features) -> bool:
     """
-    Return whether a uprobe runs later attached programs before others; raise OSError with the kernel's error.
+    Return whether a uprobe runs later attached BPF programs before others; raise OSError with the kernel's error.
 
-    Replacing a program depends on it (``bpf.lower.hits.hit_prologue``), and no document promises it. The list of a
-    uprobe's consumers grows at its head (``consumer_add`` in ``kernel/events/uprobes.c``), before and since Linux
-    kernel commit cc01bd044e6a ("uprobes: travers uprobe's consumer list locklessly under SRCU protection") (in v6.12).
+    Replacement depends on this order (``bpf.lower.hits.hit_prologue``), which is not documented. The list of a uprobe's
+    consumers grows at its head (``consumer_add`` in ``kernel/events/uprobes.c``), before and since Linux kernel commit
+    cc01bd044e6a ("uprobes: travers uprobe's consumer list locklessly under SRCU protection") (in v6.12).
     """
     with contextlib.ExitStack() as stack:
         place = stack.enter_context(PrivateSite(features))
@@ -103,7 +104,7 @@ def runs_newest_first(features: Features) -> bool:
 
 
 def _noting(number: int) -> Assembled:
-    """Return a program that increments the first word, and stores the result in the word ``number + 1``."""
+    """Return a BPF program that increments word 0 of an array, and stores the result in its word ``number + 1``."""
     asm = Assembler()
     asm.load_value(Register.R1, MapName.STATUS)
     asm.mov(Register.R2, 1)
@@ -122,17 +123,21 @@ class ReplaceableSession(Protocol):
         """True if another session may replace this one."""
 
     def held_still(self) -> AbstractContextManager[Installation | None]:
-        """Prevent changes in the kernel in the context; yield the installation, or None if the session has ended."""
+        """
+        Return a context manager that prevents changes in the kernel.
+
+        It yields the installation, None after the end.
+        """
 
     def end_replaced(self) -> None:
-        """End the session, because another session has taken its place."""
+        """End the session, because another session has replaced it."""
 
     def breakpoints_in(self, descriptor: int) -> frozenset[int]:
         """Return the file offsets of the breakpoints in an open file."""
 
 
 def session_to_replace(features: Features, job: Job) -> ReplaceableSession | None:
-    """Return the session that a job is to replace, None if none; raise a ``DprobesError`` if it cannot."""
+    """Return the session that a job replaces; None: none. Raise a ``DprobesError`` if it cannot be replaced."""
     if job.replaces is None:
         return None
     old = _checked(job.replaces)
@@ -168,7 +173,7 @@ def _checked(session: Attachment) -> ReplaceableSession:
 
 
 class Replacement:
-    """A session that is prevented from changing; ``old`` is its program in the kernel, None if it has ended."""
+    """Replacement of a session, which cannot change meanwhile; ``old`` is its installation, None if it has ended."""
 
     def __init__(self, session: ReplaceableSession, old: Installation | None, features: Features) -> None:
         self._session = session
@@ -178,7 +183,7 @@ class Replacement:
     @classmethod
     @contextlib.contextmanager
     def of(cls, session: ReplaceableSession | None, features: Features) -> Iterator[Replacement | None]:
-        """Yield the replacement of a session if there is one; without ``take_over`` the session continues."""
+        """Yield the replacement of a session, None without a session; unless ``take_over`` is called, it continues."""
         if session is None:
             yield None
             return
@@ -186,7 +191,7 @@ class Replacement:
             yield cls(session, old, features)
 
     def take_over(self, new: Installation) -> None:
-        """Switch the hits to a program that has been attached meanwhile; the old session ends."""
+        """Switch the hits to the attached program ``new``, and end the old session."""
         if self._old is None:
             new.maps.set_switch_over(SwitchOver.OURS)
             return

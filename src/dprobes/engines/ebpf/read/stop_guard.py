@@ -1,14 +1,14 @@
 """
 List of the processes that ``exit 3`` has stopped, and a guard process that resumes them.
 
-The guard does so if dprobes is killed before their core dumps are written. The engine, the process that writes a core
-dump, and the guard share the list that handlers write (``bpf.core_stop_layout``). A process that resumes another one
-records that in the list right afterwards. If it is killed in between, the other one may be resumed twice, but is
-resumed at least once. Processes that another program has stopped meanwhile stay stopped.
+The guard resumes them if dprobes is killed before their core dumps are written. Handlers write the list, which the
+engine, the writer of a core dump, and the guard share (``bpf.core_stop_layout``). Each of these records in the list
+that it has resumed a process. If it is killed just before, the process may be resumed twice, but at least once.
+Processes that another tool has stopped meanwhile remain stopped.
 
 The guard is started before the first handler is attached, in its own session, so that signals of a terminal do not
-reach it. It waits for the end of a pipe, or of the process that has started it; then no link is left. A process whose
-core dump is being written is left to the writer, as long as the writer runs. The guard's command is ``python -m
+reach it. It waits for the end of a pipe, or of the process that has started it; then no link is left. While a core dump
+is being written, its writer must resume the process. The guard's command is ``python -m
 dprobes.engines.ebpf.read.stop_guard STOPS PIPE PROCESS``, with three descriptors.
 """
 
@@ -45,13 +45,17 @@ __all__ = ["CoreStops", "Stop", "StopGuard", "await_stop", "is_stop_pending", "m
 
 _STOP_BIT = 1 << signal.SIGSTOP - 1
 _STOPPING_TIME = 1.0
-"""Timeout in seconds for the threads of a process to stop."""
+"""Maximum number of seconds to wait until the threads of a process have stopped."""
 _LOOK = 0.001
 _NANOSECONDS = 1_000_000_000
 
 
 class Stop(NamedTuple):
-    """A stopped process: index in the list, process id, keeper's id (0: none yet), and time of the stop (ns)."""
+    """
+    Entry of the list: its index ``place``, the stopped process ``pid``, and the time of the stop.
+
+    ``keeper`` is the id of the process that is to resume it; 0: none yet. ``time`` is CLOCK_MONOTONIC in nanoseconds.
+    """
 
     place: int
     pid: int
@@ -65,7 +69,7 @@ class Stop(NamedTuple):
 
 
 class CoreStops:
-    """List of stopped processes, through the descriptor of its map, which the caller closes; a context manager."""
+    """List of stopped processes, mapped from the descriptor of its BPF map, which remains open; a context manager."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -86,7 +90,7 @@ class CoreStops:
         self._memory.close()
 
     def end(self) -> None:
-        """Prevent handlers from stopping further processes; when this returns, the list is complete."""
+        """Prevent handlers from stopping further processes; after the return no handler adds an entry."""
         self._words[CLOSED // 8] = 1
         time.sleep(_LOOK)  # enough for the store to be visible before the list is read next
 
@@ -95,7 +99,7 @@ class CoreStops:
         return [stop for stop in self._noted() if stop.keeper != ENDED and not _is_another(stop)]
 
     def has(self, pid: int) -> bool:
-        """Return whether a process is in the list, even if it has been resumed; otherwise it was not stopped."""
+        """Return whether a process has an entry, resumed or not; without one, a full list prevented its stop."""
         return any(stop.pid == pid for stop in self._noted())
 
     def unheard(self, seconds: float) -> list[int]:
@@ -103,17 +107,16 @@ class CoreStops:
         return [stop.pid for stop in self.waiting() if not stop.keeper and stop.age > seconds]
 
     def entrust(self, pid: int, keeper: int) -> None:
-        """Make ``keeper``, the process that writes the core dump of ``pid``, the keeper of ``pid``."""
+        """Make ``keeper``, the writer of the core dump, responsible for resuming ``pid``."""
         for stop in self._of(pid):
             self._set_keeper(stop, keeper)
 
     def let_go_on(self, pid: int, *, was_stopped: bool | None = None) -> None:
         """
-        Resume a process that a handler has stopped; do nothing if the list has no such stop of it any more.
+        Resume a process that a handler has stopped; do nothing if it has no entry, or was resumed before.
 
-        ``was_stopped`` is whether the process has been seen stopped (None: check now). If it has, and the list has only
-        one stop of it, a pending SIGSTOP is that of another program: the process stays stopped until that program
-        resumes it.
+        ``was_stopped`` is true if the process was seen stopped; None: check now. If it was, and has one entry, a
+        pending SIGSTOP is from another tool: then the process remains stopped until that tool resumes it.
         """
         mine = self._of(pid)
         if not mine:
@@ -134,7 +137,7 @@ class CoreStops:
         return [stop for stop in self.waiting() if stop.pid == pid]
 
     def _noted(self) -> Iterator[Stop]:
-        """Iterate over the list; stops whose process id is not written yet are left out."""
+        """Iterate over the entries, except those whose process id is not written yet."""
         for place in range(min(self._words[COUNT // 8], STOPS_MAX)):
             first = FIRST + place * STOP_SIZE
             pid = self._halves[(first + PROCESS) // 4]
@@ -155,7 +158,7 @@ def await_stop(pid: int) -> bool:
     """
     Wait until all threads have stopped; return False if one still runs after a second, or the process has ended.
 
-    A thread that sleeps in the kernel may take longer.
+    A thread in uninterruptible sleep may take longer.
     """
     until = time.monotonic() + _STOPPING_TIME
     while (states := {thread_state(tid) for tid in threads_of(pid)} - {"X", "Z"}) - {"T"}:
@@ -166,7 +169,7 @@ def await_stop(pid: int) -> bool:
 
 
 def _is_another(stop: Stop) -> bool:
-    """Return whether the process is gone, or its id belongs to one that was started after the stop."""
+    """Return whether the process has ended, also if its id was reused after the stop."""
     started = start_time(stop.pid)  # in ticks since the boot, suspended times included
     suspended = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns()
     ticks = os.sysconf("SC_CLK_TCK")
@@ -178,11 +181,11 @@ _WRITER = b"dprobes.engines.ebpf.read.core_dumper"
 
 _GUARD_LOOK = 0.005
 _PATIENCE = 1.0
-"""Maximum seconds from a handler's entry in the list to the stop of the process."""
+"""Maximum number of seconds between a handler's entry in the list and the stop of the process."""
 
 
 class StopGuard:
-    """Handle of the guard, in the process for whose end it waits; ``descriptor`` is that of the list."""
+    """The guard, as seen by the process for whose end it waits; ``descriptor`` is that of the list."""
 
     def __init__(self, descriptor: int) -> None:
         """Start the guard; raise OSError if that fails."""
@@ -228,13 +231,13 @@ class StopGuard:
         return has_ended
 
     def close(self) -> None:
-        """Make the guard resume the remaining processes, when no handler runs any more, and wait for its end."""
+        """Make the guard resume the remaining processes, and wait for its end; no handler may run any more."""
         os.close(self._ours)
         self._process.wait()
 
 
 def release(stops: CoreStops) -> None:
-    """Resume all processes in the list, including those that handlers that still run add to it."""
+    """Resume all processes in the list, including those that running handlers still add."""
     stops.end()
     until = time.monotonic() + _PATIENCE
     while waiting := stops.waiting():
@@ -247,12 +250,12 @@ def release(stops: CoreStops) -> None:
 
 
 def _is_stopping(stop: Stop) -> bool:
-    """Return whether a process has stopped, or its stop is pending."""
+    """Return whether a process has stopped, or SIGSTOP is pending."""
     return thread_state(stop.pid) in ("T", "t") or is_stop_pending(stop.pid)
 
 
 def _take_over(stops: CoreStops, stop: Stop) -> None:
-    """Resume a process if the process that was to write its core dump has ended without resuming it."""
+    """Resume a process if the writer of its core dump has ended without resuming it."""
     if _is_writer(stop.keeper):
         return
     if _is_stopping(stop):
@@ -272,7 +275,7 @@ def _is_writer(pid: int) -> bool:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the guard; the arguments are the descriptors of the list, the pipe, and the process that has started it."""
+    """Run the guard; the arguments are the descriptors of the list, the pipe, and the parent process (a pidfd)."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     process_calls.set_process_name("dprobes-guard")

@@ -1,8 +1,8 @@
 """
 Processes that ``exit 1`` and ``exit 3`` have stopped: they are handed to a debugger, or their core dump is written.
 
-The kernel stops the thread by a SIGSTOP, which it delivers after the probed instruction was executed: the debugger or
-the core shows the state right after it.
+A BPF program sends SIGSTOP, which the kernel delivers after the probed instruction: the debugger or the core shows the
+state after this instruction.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _GUARD_LOOK = 0.25
 """Seconds between two checks whether the guard runs."""
 
 _GUARDS_MAX = 4
-"""Number of replaced guards after which a notice follows: a guard may have been killed, but hardly so often."""
+"""Number of restarts of the guard after which a notice reports that guards end."""
 
 _UNHEARD = 2.0
-"""Age in seconds of a stop whose entry must have found the ring full, if the ring has nothing new."""
+"""Age in seconds of a stop at which its entry in the ring was certainly lost, if the ring is empty."""
 
 
 class StoppedProcesses:
@@ -57,7 +57,7 @@ class StoppedProcesses:
 
     def begin(self, descriptor: int) -> None:
         """
-        Prepare for processes that are stopped for a core dump; to be called before any handler runs.
+        Prepare for processes that are stopped for a core dump; call this before handlers are attached.
 
         ``descriptor`` is that of the list of stopped processes. Raise ``EngineError`` if the guard cannot be started.
         """
@@ -73,7 +73,7 @@ class StoppedProcesses:
             ) from error
 
     def close(self) -> None:
-        """Resume all processes that are stopped for a core dump; no handler runs any more."""
+        """Resume all processes that are stopped for a core dump; no handler may run any more."""
         if self._guard is not None:
             self._guard.close()
             self._guard = None
@@ -83,11 +83,11 @@ class StoppedProcesses:
 
     @property
     def is_idle(self) -> bool:
-        """True if there is nothing to do for ``look``."""
+        """True if no debugger runs or is to be started, and no core file is being written."""
         return self._debuggers.is_idle and not self._dumps
 
     def take(self, ended: Ended) -> Iterator[Event]:
-        """Hand a stopped process to a debugger, or start its core dump, after the probepoint has been removed."""
+        """Hand a stopped process to a debugger, or start its core dump; the probepoint must have been removed."""
         name = process_field(ended.tid, "Name") or "ended"
         if ended.reason == DEBUGGER:
             pointer = _pointer(ended.tid)
@@ -107,7 +107,7 @@ class StoppedProcesses:
             self._dumps.append(started)
 
     def dismiss(self, ended: Ended) -> None:
-        """Resume a process that was stopped at a probepoint whose removal another process had already requested."""
+        """Resume a process that was stopped at a probepoint for which another process was stopped before."""
         if ended.reason == DEBUGGER:
             with suppress(ProcessLookupError):
                 os.kill(ended.pid, signal.SIGCONT)
@@ -115,7 +115,7 @@ class StoppedProcesses:
             self._stops.let_go_on(ended.pid)
 
     def look(self, *, is_quiet: bool = False) -> Iterator[Event]:
-        """Check debuggers and core files; to be called often. ``is_quiet``: the ring has nothing new."""
+        """Check debuggers, core files and the guard; call this often. With ``is_quiet`` the ring is empty."""
         if not self._debuggers.is_idle:
             yield from self._debuggers.look()
         for dump in [dump for dump in self._dumps if dump.is_done]:
@@ -135,14 +135,14 @@ class StoppedProcesses:
                 yield Notice(f"no core of process {pid}: the ring had no room for its hit; the process continues")
 
     def abandon(self) -> Iterator[Event]:
-        """Abandon core files that are not finished, because the run ends."""
+        """Delete unfinished core files at the end of the run, and resume their processes; yield notices."""
         while self._dumps:
             dump = self._dumps.pop()
             yield dump.finish(abandoned=not dump.is_done)
 
 
 def _pointer(tid: int) -> int:
-    """Return the instruction pointer of a stopped thread, 0 if it is gone (proc(5), /proc/PID/syscall)."""
+    """Return the instruction pointer of a stopped thread; 0 if it has ended (proc(5), /proc/PID/syscall)."""
     try:
         with open(f"/proc/{tid}/syscall", encoding="ascii") as file:
             return int(file.read().split()[-1], 16)

@@ -1,4 +1,4 @@
-"""Watch on the tables that handlers write: events of a run other than records, at intervals and at the end."""
+"""Watch on the probe table and the overload guard's maps: events of a run other than records."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SECOND = 1e9
 
 
 class _Stock(NamedTuple):
-    """Contents of the tables at one moment: hits per probepoint; foreign hits and handlers' nanoseconds per entry."""
+    """Contents of the maps at one moment: hits per probepoint; foreign hits, and nanoseconds in handlers, per entry."""
 
     hits: dict[int, int]
     foreign: list[int]
@@ -48,7 +48,7 @@ class OverloadWatch:
         self._stock: _Stock | None = None
 
     def look(self) -> Iterator[Event]:
-        """Iterate over the events since the last call."""
+        """Judge the load since the last call, apply the verdict, and iterate over the events."""
         now = time.monotonic()
         elapsed = now - self._looked_at
         before, self._looked_at, self._spent = self._spent, now, self._load.spent()
@@ -82,7 +82,7 @@ class OverloadWatch:
         return _Stock(hits, load.column(ProbeLoad.FOREIGN), load.column(ProbeLoad.TIME))
 
     def _loads(self, before: _Stock, after: _Stock) -> Iterator[Load]:
-        """Iterate over the loads of probepoints between two moments, of those with hits or a thinned handler."""
+        """Iterate over the loads between two moments of probepoints with hits or a thinned handler."""
         for number, hits_now in after.hits.items():
             entries = self._installed.entries_of(number)
             hits = hits_now - before.hits.get(number, 0)
@@ -113,9 +113,9 @@ class TableWatch:
 
     def look(self, *, is_quiet: bool) -> Iterator[Event]:
         """
-        Iterate over new events; to be called in intervals.
+        Iterate over new events; call this at intervals of ``interval`` seconds.
 
-        ``is_quiet`` is True if nothing is left to be read.
+        With ``is_quiet``, the ring is empty and no record is held back.
         """
         if self._overload is not None:
             yield from self._overload.look()
@@ -129,7 +129,7 @@ class TableWatch:
         yield from self._not_known()
 
     def _unhandled_exceptions(self) -> Iterator[Event]:
-        """Report once for each definition which exceptions end its handlers."""
+        """Yield a notice, once for each definition, about the exceptions that end its handlers."""
         program = self._program
         if program.autostacktrace:
             return
@@ -145,7 +145,7 @@ class TableWatch:
                     )
 
     def _ended_unheard(self) -> Iterator[Event]:
-        """Remove probepoints that have ended without an entry in the ring, because the ring was full."""
+        """Remove probepoints whose end handlers could not report, because the ring was full."""
         # An entry may still be on its way: it is lost only if it has not arrived within a second.
         expired = self._installed.attachments.expired()
         for probe in expired & self._expired:
@@ -161,7 +161,7 @@ class TableWatch:
         self._expired = expired
 
     def _not_known(self) -> Iterator[Event]:
-        """Report processes and faults that were lost because a map was full."""
+        """Yield notices about processes and faults that were lost because a map or the ring was full."""
         maps = self._installed.maps
         if maps.unfollowed:
             yield Notice(

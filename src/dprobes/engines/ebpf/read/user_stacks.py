@@ -1,7 +1,7 @@
 """
-Call stacks of programs: from the snapshots that handlers take to the addresses in their records.
+User-space call stacks: from the snapshots that handlers take to the addresses in records and keys of tables.
 
-A snapshot precedes the record or the key that it belongs to; its stack is unwound at once (``copied_stacks``).
+In the ring a snapshot precedes its record or key; the stack is unwound when the snapshot is read (``copied_stacks``).
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _WORDS = struct.Struct(f"={SNAPSHOT_REGISTERS}Q")
 
 class UserStacks:
     """
-    Stacks of records that have not arrived yet, keyed by the number of the handler's state and the position in the log.
+    Stacks whose records have not arrived yet, keyed by the number of the handler's state and the offset in the log.
 
-    ``look`` reports to ``images`` what processes have mapped up to now: stacks of processes that have ended are unwound
-    with their files.
+    ``images`` has the mappings of processes, for those that have ended; ``look`` updates it. ``stores`` has the keyed
+    tables with call stacks, by number.
     """
 
     def __init__(
@@ -53,11 +53,11 @@ class UserStacks:
         return bool(self._waiting)
 
     def close(self) -> None:
-        """Release all processes."""
+        """Release the resources for all processes."""
         self._copies.close()
 
     def give_up(self) -> None:
-        """Unwind no more stacks: those still to come count as if there had been no room for a copy of them."""
+        """Unwind no more stacks: later ones get NO_COPY in place of their frames."""
         self._is_given_up = True
 
     def take(self, data: bytes, start: int, stop: int) -> None:
@@ -78,7 +78,7 @@ class UserStacks:
 
     def _keep(self, number: int, position: int, stack: tuple[int, ...]) -> None:
         places = self._waiting.setdefault(number, {})
-        # A handler without a record has used the number before.
+        # A previous handler with the same number has written no record.
         for place in [place for place in places if place >= position]:
             del places[place]
         places[position] = stack
@@ -109,7 +109,7 @@ class UserStacks:
             store.tally(key, value)
 
     def completed(self, record: bytes) -> bytes:
-        """Return a record with the stacks filled in that were unwound from the snapshots of its handler."""
+        """Return a record in which its handler's unwound stacks replace their placeholders."""
         decoded = decode_record(record)
         if decoded.is_stack_trace:
             return record
@@ -130,7 +130,7 @@ class UserStacks:
 
 
 def _is_place(data: bytes, position: int, number: int, word_size: int) -> bool:
-    """Return whether a log has a placeholder, at a position, for the stack of the snapshot with a number."""
+    """Return whether a log has a placeholder with the number ``number`` at the offset ``position``."""
     start = position + ITEM_PREFIX_SIZE
     return data[position : position + 1] == bytes([Token.USER_STACK]) and data[
         start : start + word_size
