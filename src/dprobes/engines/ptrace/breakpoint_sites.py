@@ -18,14 +18,14 @@ FileKey = tuple[int, int, str]
 
 
 class Code(NamedTuple):
-    """A program's code for one architecture; its handlers are in the order of the probe definitions."""
+    """A probe program's code for one architecture; its handlers are in the order of the probe definitions."""
 
     architecture: str
     image: CodeImage
 
 
 class Placement(enum.Enum):
-    """Place where a probed instruction is executed."""
+    """Way in which a probed instruction is executed at a hit."""
 
     EMULATED = "emulated"
     """Emulated by the tracer, on the thread's registers and stack."""
@@ -75,14 +75,14 @@ class Site(NamedTuple):
     inside: tuple[tuple[int, int], ...] = ()
     """For JUMP: the ranges of the function (end excluded), as distances from this instruction in bytes."""
     semaphore: int = 0
-    """Distance in bytes from this instruction to the semaphore of its USDT probe, 0 if it has none."""
+    """Distance in bytes from this instruction to the semaphore of its USDT probe; 0: none."""
     counters: tuple[int, ...] = ()
     """Performance counters that are read at the function's entry, as indices in ``COUNTERS``."""
     kept: tuple[tuple[int, int | None], ...] = ()
     """
-    Values saved at the function's entry: (index of a register, None) each.
+    Values saved at the function's entry: each is the index of a register, and None or an offset.
 
-    For a value in memory, the second item is its distance in bytes above the stack pointer.
+    With an offset, the value is in memory, so many bytes above the stack pointer.
     """
 
 
@@ -102,7 +102,7 @@ class WatchSite(NamedTuple):
 
 class Sites(NamedTuple):
     """
-    Sites in a file: the answer to ``ModuleMapped``.
+    Sites of a program in a file: the reply to ``ModuleMapped``.
 
     ``code`` is the program for the file's architecture, if the file is the probed module. ``symbols`` are the link
     addresses of the symbols that its handlers push. ``segment`` is (file offset, link address) of the executable
@@ -116,7 +116,7 @@ class Sites(NamedTuple):
     segment: tuple[int, int] = (0, 0)
     padding: tuple[tuple[int, int], ...] = ()
     number: int = 0
-    """Number of the ``ModuleMapped`` message that this answers."""
+    """Number of the ``ModuleMapped`` message to which this is the reply."""
     native: frozenset[int] = frozenset()
     """Probepoints for which jumps will be requested."""
     watches: tuple[WatchSite, ...] = ()

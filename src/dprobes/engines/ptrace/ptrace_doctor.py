@@ -1,4 +1,8 @@
-"""Check whether this machine permits the operations of the ptrace engine, most of them tried on a child process."""
+"""
+Checks of ``doctor`` whether this machine permits the ptrace engine's operations.
+
+Most are tried on a child process.
+"""
 
 from __future__ import annotations
 

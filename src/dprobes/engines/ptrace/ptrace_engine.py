@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 __all__ = ["PtraceEngine", "PtraceSession", "engine_for"]
 
 _PATIENCE = 10.0
-"""Seconds to wait until the tracer has changed variables and tables."""
+"""Maximum number of seconds to wait until the tracer has changed variables and tables."""
 
 _LOOK_AT_CHANGES = 0.0005
 
@@ -92,7 +92,7 @@ def engine_for(options: EngineOptions, scope: Scope) -> PtraceEngine:  # noqa: A
 
 
 class PtraceSession:
-    """One program in a process tree."""
+    """Attachment of one probe program to a process tree."""
 
     def __init__(self, job: Job, options: EngineOptions, budget: float | None) -> None:
         self._job = job
@@ -117,7 +117,7 @@ class PtraceSession:
             self._run.counters.borrow(self._principal._run.counters)  # noqa: SLF001 - another of these
 
     def use_native(self, native: NativeSide) -> None:
-        """Run handlers in the probed processes where that is possible; call it before the session begins."""
+        """Run handlers in the probed processes where possible; call this before the session begins."""
         self._run.native = native
         if native.state is not None and self._principal is None:
             self._run.counters.use_native(native.state.variables, native.state.tables)
@@ -139,7 +139,7 @@ class PtraceSession:
 
     @property
     def tracer(self) -> int | None:
-        """Process id of the tracer, which may serve other sessions as well; None if there is none now."""
+        """Process id of the tracer, which other sessions may use, too; None if there is none now."""
         return None if self._conversation is None or self._run.is_over else self._conversation.tracer
 
     @property
@@ -187,7 +187,7 @@ class PtraceSession:
         self._conversation = conversation
 
     def _join(self) -> bool:
-        """Insert the program through another session's tracer; return False if none traces the process (any more)."""
+        """Insert the program through another session's tracer; return False if no session traces the process."""
         conversation = self._present_conversation(self._job.scope.pid)
         if conversation is None:
             return False
@@ -215,7 +215,7 @@ class PtraceSession:
         return conversation if is_theirs else None
 
     def _present_conversation(self, pid: int | None) -> Conversation | None:
-        """Return the conversation with the tracer of a process, if a session in ``beside`` has it."""
+        """Return the conversation of a session in ``beside`` with the tracer of a process; None if there is none."""
         if pid is None:
             return None
         tracer = int(process_field(living_thread(pid), "TracerPid") or 0)
@@ -239,24 +239,28 @@ class PtraceSession:
             self._give_up()
 
     def _give_up(self) -> None:
-        """Close the resources that are needed only to answer the tracer's requests."""
+        """Close the resources that are only needed for replies to the tracer."""
         if self._run.native is not None:
             self._run.native.close()
         self._run.answers.close()
 
     def stop(self) -> None:
-        """Ask the tracer to remove the program, and to detach if it is the last; usable in a signal handler."""
+        """
+        Request the removal of the program, after which a tracer without programs detaches.
+
+        For signal handlers, too.
+        """
         conversation = self._conversation
         if conversation is not None and not self._run.is_over:
             self._run.is_stopping = self._run.answers.is_stopping = True
             conversation.outbox.end(self._run.number)
 
     def hurry(self) -> bool:
-        """Return False: the client keeps no records that it could give up."""
+        """Return False: the client has no backlog of records to discard."""
         return False
 
     def end_command(self) -> int | None:
-        """Ask the command to end; see ``Attachment``."""
+        """Send SIGTERM to the command; return as ``Attachment.end_command`` does."""
         return None if self._conversation is None else self._conversation.end_command()
 
     def poll(self) -> Iterator[Event]:
@@ -297,7 +301,7 @@ class PtraceSession:
         return self._run.counts()
 
     def wake(self) -> None:
-        """Make ``poll`` look at once for messages of the tracer."""
+        """Make ``poll`` read the tracer's messages without waiting."""
         self._run.wake()
 
     def remove(self, probes: Sequence[int]) -> None:
@@ -327,11 +331,11 @@ class PtraceSession:
         self._run.counters.ask_for_reset(first, last)
 
     def tables(self) -> tuple[TableContents, ...]:
-        """Return the contents of the program's keyed tables, from shared memory: the tracer need not reply."""
+        """Return the contents of the program's keyed tables from shared memory, without a request to the tracer."""
         return self._run.counters.tables()
 
     def change(self, changes: Sequence[Change]) -> None:
-        """Change variables and tables; see ``make_changes``."""
+        """Make changes in their order (``make_changes``)."""
         make_changes(self, changes)
 
     def change_values(self, changes: Sequence[ValueChange]) -> None:
@@ -359,7 +363,7 @@ class PtraceSession:
     # The conversation
 
     def _replace(self, former: object) -> None:
-        """Replace another session, taking over its processes and its global variables."""
+        """Replace the session ``former``; its processes and global variables become those of this session."""
         if not isinstance(former, PtraceSession):
             raise EngineError("a session of the ptrace engine can take the place only of another one of that engine")
         if self.globals is None:

@@ -1,5 +1,7 @@
 """
-Manifest of the bytes written into a process, for cleanup after tracer, client and restorer were all killed.
+Messages to the restorer, and the manifest of the bytes written into a process.
+
+The manifest is for cleanup after tracer, client and restorer were all killed.
 
 The manifest is in the process's own memory, in a mapping that is found by its name. It therefore exists as long as the
 bytes that it lists, a forked child has a copy of it, and an execve discards it. Each write is listed before it is made.
@@ -52,10 +54,10 @@ FOR_RESTORERS = (Placed, Removed, Raised, Lowered, Watched)
 
 class TracerBegun(NamedTuple):
     """
-    First message: the process id of the tracer.
+    First message to the restorer: the process id of the tracer.
 
-    Frames are those of ``tracer_messages``: the restorer receives all messages for the crash restorer in the client,
-    and also those defined here.
+    Frames are those of ``tracer_messages``. The restorer receives the messages for the client's crash restorer, and
+    those of this module.
     """
 
     pid: int

@@ -1,10 +1,10 @@
 """
 Counts and variables of a run, in memory that the tracer writes and the client reads.
 
-The memory is a file that the client creates. The client thus reads it without a query to the tracer, which is busy with
-hits, and can read it after the tracer's end. The file holds 64-bit cells::
+The memory is a memfd that the client creates. So the client reads it without a request to the tracer, which is busy
+with hits, and can read it after the tracer's end. The file has 64-bit cells::
 
-    resets asked for | resets made | changes made | local variables | CPU variables of CPU 0 | of CPU 1 | ...
+    resets requested | resets made | changes made | local variables | CPU variables of CPU 0 | of CPU 1 | ...
     the number of the last reset of each local variable | of each CPU variable
     the program's keyed tables (``keyed.table_entries``)
     from the next page on: a Tally for each probepoint
@@ -65,7 +65,7 @@ class Tally(ctypes.Structure):
     placements: int
 
     def note(self, placement: Placement) -> None:
-        """Record where the probed instruction is executed."""
+        """Record the way in which the probed instruction is executed."""
         self.placements |= _PLACEMENTS[placement]
 
     def counts(self) -> Counts:
@@ -123,7 +123,7 @@ class SharedCounters:
         self._local_resets = self._cells[end : end + local_count]
         self._cpu_resets = self._cells[end + local_count : self._first_table]
         self.resets = self._cells[_ASKED : _MADE + 1]
-        """Number of resets of variables that were requested, and number that were made."""
+        """The number of resets of variables that were requested, and the number that were made."""
         self._principal: SharedCounters | None = None
         self._stores: list[KeyedStore] | None = None
         self._is_native = False
@@ -134,7 +134,7 @@ class SharedCounters:
         self._principal, self.variables, self.resets = principal, principal.variables, principal.resets
 
     def use_native(self, variables: Variables, tables: Sequence[KeyedStore | None]) -> None:
-        """Use variables and tables that handlers in processes also write; a table that is None stays the tracer's."""
+        """Use variables and tables that handlers in processes write, too; None: only the tracer writes the table."""
         self.variables, self._native_tables, self._is_native = variables, tables, True
 
     @classmethod
@@ -192,7 +192,7 @@ class SharedCounters:
     # the moment of the request therefore cannot write an old value back.
 
     def ask_for_reset(self, first: int = 0, last: int | None = None) -> None:
-        """Reset the variables with the indices from ``first`` to ``last`` (included): readers see zero at once."""
+        """Reset the variables ``first`` to ``last``, inclusive, None: to the last; readers see 0 from now on."""
         if self._principal is not None:
             self._principal.ask_for_reset(first, last)
             return
@@ -210,7 +210,7 @@ class SharedCounters:
             self._cells[_ASKED] = number
 
     def reset_if_asked(self) -> None:
-        """Set variables to zero if a reset was requested; call it only between two handlers."""
+        """Set variables to zero if a reset was requested; call this only between two runs of handlers."""
         if self._principal is not None:
             self._principal.reset_if_asked()
             return
@@ -223,7 +223,7 @@ class SharedCounters:
             self._cells[_MADE] = asked
 
     def take_over(self, changes: Sequence[ValueChange]) -> None:
-        """Change variables and tables; call it only when the tracer no longer writes them."""
+        """Change variables and tables; call this only when the tracer does not write them any more."""
         if self._stores is None:
             self._stores = self.stores()
         apply_changes(changes, self.variables.local, self._stores)
@@ -291,7 +291,7 @@ class NativeState(Protocol):
 
     @property
     def global_variables(self) -> MutableSequence[int]:
-        """Global variables, if no other program shares them."""
+        """Global variables; empty if other programs share them."""
 
     @property
     def tables(self) -> Sequence[KeyedStore | None]:
@@ -308,7 +308,7 @@ class NativeState(Protocol):
 
 
 class NativeStatePlan(Protocol):
-    """Description of a ``NativeState`` that is not mapped yet; ``descriptor`` is a file of the client's."""
+    """Description of a ``NativeState`` that is not mapped yet; ``descriptor`` is that of a file in the client."""
 
     @property
     def descriptor(self) -> int:

@@ -1,13 +1,12 @@
 """
-Jumps in an address space that lead from probed instructions to handlers in the process, as data and as bytes.
+Jumps in an address space from probed instructions to handlers in the process, as data and as bytes.
 
-A jump replaces breakpoints that ``Patches`` keeps a record of: when the jump is removed, they can be written again. If
-a jump relies on bytes of another one, it is removed together with that one. Bytes are written while no thread of the
-space runs.
+A jump replaces breakpoints, which are recorded in ``Patches``: when the jump is removed, they can be written again. If
+a jump relies on bytes of another one, both are removed together. Bytes are written while no thread of the address space
+runs.
 
-A uprobe that is inserted later is written into all processes, even over a jump, because the kernel checks only the
-file. The kernel writes a breakpoint over one byte, and the file's byte when the uprobe is removed: the rest of the jump
-is then not valid code.
+The kernel writes a uprobe's breakpoint even into a jump, because it checks only the file. When the uprobe is removed,
+the kernel writes the file's byte: the rest of the jump is then not valid code.
 """
 
 from __future__ import annotations
@@ -39,10 +38,10 @@ _INT3 = 0xCC
 
 OF_64_BITS = bytes.fromhex("67 0f 1f 84 00 00 0f 0b 00")
 """
-A nop of 64-bit code, which traps in 32-bit code.
+A NOP of 64-bit code, which traps in 32-bit code.
 
-In 32-bit code the prefix selects 16-bit addresses: the nop is shorter and UD2 follows it. A jump has the same bytes in
-both modes, so a thread in 32-bit code that executes the jump reaches this nop if it can address the engine's code.
+In 32-bit code the prefix selects 16-bit addresses: the NOP is shorter, and UD2 follows. A jump has the same bytes in
+both modes: a thread in 32-bit code that executes the jump reaches this NOP.
 """
 TRAP_OF_32_BITS = 6
 """Offset of UD2 in ``OF_64_BITS`` in bytes."""
@@ -50,11 +49,11 @@ TRAP_OF_32_BITS = 6
 
 class NativeStop(NamedTuple):
     """
-    Instruction at ``place``, in the engine's code, where a thread stops and the tracer handles its hit at ``site``.
+    Instruction at ``place``, in the engine's code, at which a thread stops: the tracer handles its hit at ``site``.
 
-    The instruction faults, or with ``is_trap`` it traps. The stack pointer is then at a frame (``x86_operations``).
-    With ``has_frame`` the frame contains the other registers that the handler's code has changed; with ``has_flags`` it
-    contains all flags as PUSHFQ pushes them.
+    The instruction faults, or with ``is_trap`` it traps. The stack pointer is then that of a trampoline's frame
+    (``x86_operations``). With ``has_frame`` the frame has the other registers that the handler's code has changed; with
+    ``has_flags`` it has all flags as PUSHFQ pushes them.
 
     With an ``exit_code`` the hit has been handled already: the handler of the probepoint ``probe`` of ``program`` has
     ended with that code.
@@ -74,7 +73,7 @@ class PatchSwitch(NamedTuple):
     """
     Switch at ``address`` in a jump's code: with the bytes ``on``, the handlers up to ``end`` run; ``off`` skips them.
 
-    ``sites`` are the sites of the jump that these handlers belong to.
+    ``sites`` are the sites whose handlers these are.
     """
 
     address: int
@@ -123,7 +122,7 @@ class SitePatch:
 
     @property
     def back(self) -> int:
-        """Address after the displaced code, where a thread continues."""
+        """Address after the original instructions, to which the displaced code jumps."""
         return self.start + len(self.code)
 
     @property
@@ -137,7 +136,7 @@ class SitePatch:
         return self.programs | (frozenset() if self.owner is None else {self.owner})
 
     def only(self, sites: Iterable[tuple[int, int, int]]) -> SitePatch:
-        """Return the jump with only those sites that are in ``sites``; a jump without switches is not changed."""
+        """Return the jump with only those of its sites that are in ``sites``; a jump without switches keeps all."""
         present = set(sites)
         kept = tuple(site for site in self.sites if site in present)
         if not self.switches or len(kept) == len(self.sites):
@@ -224,12 +223,12 @@ def without_jump(found: bytes, data: bytes, original: bytes) -> bytes | None:
 
 class NativeMemory(NamedTuple):
     """
-    Places of the memory that handlers in a process share with the client.
+    Addresses of the memory for handlers in a process.
 
-    ``page`` is the private page of the process (``native.process_page``), of ``own`` bytes including the ``calls``
-    after it, and ``region`` the mapping of the client's file, of ``size`` bytes, with the program's maps. ``others``,
-    (address, size) each, are mappings that other programs use, too. The ``manifest`` lists all bytes that are written
-    (``restorer_messages``).
+    ``page`` is the process page (``native.process_page``), which is private; with the ``calls`` after it, it has
+    ``own`` bytes. ``region`` is the mapping, of ``size`` bytes, of the client's file with the program's maps.
+    ``others``, (address, size) each, are mappings that other programs use, too. The ``manifest`` lists all bytes that
+    are written (``restorer_messages``).
     """
 
     page: int
@@ -259,7 +258,7 @@ class Patches:
     fixups: dict[int, int] = field(default_factory=dict)
     """Address where a thread continues after a fault in the engine's code, by the address of the fault."""
     stops: dict[int, NativeStop] = field(default_factory=dict)
-    """Places in the engine's code where a hit is left to the breakpoint, by the address of the instruction."""
+    """Instructions in the engine's code at which the tracer handles the hit, by their address."""
     displaced: dict[int, SitePatch] = field(default_factory=dict)
     """All jumps written so far, by the address of their displaced code: threads may still be in it."""
     starts: list[int] = field(default_factory=list)
@@ -279,7 +278,7 @@ class Patches:
     unlisted: set[int] = field(default_factory=set)
     """Pages of the memories whose manifests lack breakpoints."""
     occupied: int = 0
-    """Number of times that the place for code was occupied by another mapping."""
+    """Number of times that another mapping occupied the addresses planned for code."""
 
     def begin_list(self, memory: NativeMemory) -> None:
         """Record that the manifest of a memory is empty, even if there was another memory at its address before."""
@@ -299,7 +298,7 @@ class Patches:
         self._unlearn({place for site in sites for place in self.places.get(site, ())})
 
     def known_at(self, sites: Collection[int] | None = None) -> list[SitePatch]:
-        """Return the known jumps at ``sites``, or all that are known with None, the latest first."""
+        """Return the known jumps at ``sites``, None: all known jumps, the latest first."""
         if sites is None:
             return list(reversed(self.known.values()))
         found = dict.fromkeys(place for site in sites for place in reversed(self.places.get(site, ())))
@@ -320,7 +319,7 @@ class Patches:
         return [*self.code.get(number, ()), *parts]
 
     def write(self, memory: int, patch: SitePatch) -> None:
-        """Write a jump and its switches; raise OSError, with the former bytes restored, if that is not possible."""
+        """Write a jump and its switches; if that fails, restore the former bytes and raise OSError."""
         done: list[tuple[int, bytes]] = []
         try:
             for address, data in (*patch.switched(), *patch.writes):
@@ -380,9 +379,9 @@ class Patches:
         """
         Rewrite the bytes of jumps that uprobes have replaced; return whether there were any.
 
-        After that the kernel leaves the bytes alone when the uprobe is removed. Each byte is written alone, as threads
-        may run meanwhile. A uprobe on a mark for indirect branches does no harm. Where memory has the file's bytes,
-        there is no jump to rewrite.
+        The kernel then does not write these bytes when the uprobe is removed. Each byte is written separately, because
+        threads may run meanwhile. A uprobe on an ENDBR does no harm. Where memory has the file's bytes, there is no
+        jump to rewrite.
         """
         is_mended = False
         for patch in dict.fromkeys(self.by_site.values()):
@@ -423,7 +422,7 @@ class Patches:
         return [site for patch in self.near(address, address + 1) for site in patch.addresses]
 
     def bound_to(self, sites: Iterable[int]) -> list[int]:
-        """Return the places that have jumps, and all others whose jumps must be removed with them because of groups."""
+        """Return those of ``sites`` with jumps, and the sites of all other jumps in the same groups."""
         found: set[SitePatch] = set()
         groups: set[tuple[int, int]] = set()
         more = {self.by_site[site] for site in sites if site in self.by_site}
@@ -435,7 +434,7 @@ class Patches:
 
     @contextlib.contextmanager
     def put_aside(self, memory: int, site: int) -> Iterator[None]:
-        """Restore the file's bytes in place of the jump at ``site``, if there is one, for the duration of the block."""
+        """Return a context manager during which the file's bytes replace the jump at ``site``, if there is one."""
         patch = self.by_site.get(site)
         if patch is None:
             yield
@@ -450,7 +449,7 @@ class Patches:
                     self.write(memory, each)
 
     def hide(self, address: int, data: bytearray) -> None:
-        """Replace the bytes of jumps in ``data``, which was read at ``address``, by the file's."""
+        """Replace the bytes of jumps in ``data``, which was read at ``address``, by the file's, in place."""
         end = address + len(data)
         for patch in self.near(address, end):
             for (start, written), original in zip(patch.writes, patch.originals, strict=True):
@@ -507,7 +506,7 @@ class Patches:
         return None
 
     def is_ours(self, pc: int) -> bool:
-        """Return whether ``pc`` is an instruction of the engine: in its code, or part of a jump."""
+        """Return whether ``pc`` is in the engine's code, or part of a jump."""
         if any(start <= pc < end for start, end in self.code_ranges()):
             return True
         return any(
@@ -517,7 +516,7 @@ class Patches:
         )
 
     def way_on(self, address: int) -> int:
-        """Return where a thread at an instruction continues: in the copy if a jump has displaced the instruction."""
+        """Return the address of the copy of the instruction at ``address``, or ``address`` if it is not displaced."""
         moved = (patch.way_on(address) for patch in self.near(address, address + 1))
         return next((place for place in moved if place != address), address)
 
@@ -550,7 +549,7 @@ class Patches:
         return copy
 
     def is_used(self, memory: int, number: int) -> bool:
-        """Return whether a jump to code of a program is registered, or still in memory although it is not."""
+        """Return whether a jump to a program's code is registered, or in memory."""
 
         def read(address: int, size: int) -> bytes:
             return os.pread(memory, size, address)

@@ -34,7 +34,7 @@ class Execution(enum.Enum):
 
 
 def execution_of(raw: bytes, word_size: int) -> Execution:
-    """Return how the instruction with the bytes ``raw`` is executed, if memory for an out-of-line slot is available."""
+    """Return how the instruction with the bytes ``raw`` is executed if memory for an out-of-line slot is available."""
     emulation = plan(raw, word_size)
     if is_emulated(emulation):
         return Execution.EMULATED

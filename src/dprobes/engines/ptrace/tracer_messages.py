@@ -175,7 +175,7 @@ class Remove(NamedTuple):
     """
     A request to remove probepoints of a program from all present and future processes.
 
-    The tracer answers with ``ProbeStatus``, or not at all if the program has been replaced by another one.
+    The reply is ``ProbeStatus``; there is none if the program was replaced by another one.
     """
 
     program: int
@@ -189,7 +189,7 @@ class ChangeRequest:
     """
     A request to change variables and tables of a program; ``count`` numbers the requests of the program from 1.
 
-    The answer is ``SharedCounters.changes_made``, in shared memory.
+    The tracer's reply is ``SharedCounters.changes_made``, in shared memory.
     """
 
     program: int
@@ -199,10 +199,10 @@ class ChangeRequest:
 
 class Insert(NamedTuple):
     """
-    A request to insert one more program into the process ``pid`` and the processes that it has started.
+    A request to insert another program into the process ``pid`` and the processes that this process has started.
 
-    The tracer opens the ``counters`` and ``native`` of ``start`` through the client's descriptors; it has ``globals``
-    already. ``known`` are the sites in files that the tracer has asked about.
+    The tracer opens the ``counters`` and ``native`` of ``start`` by the client's descriptors; it has opened ``globals``
+    before. ``known`` are the sites in files that the tracer has reported.
     """
 
     start: Start
@@ -221,7 +221,7 @@ class Replace(NamedTuple):
 
 class ShareMemory(NamedTuple):
     """
-    A request to map memory in a process for handlers that run in it; the answer is ``MemoryShared``.
+    A request to map memory in a process for handlers that run there; the reply is ``MemoryShared``.
 
     ``descriptor`` is the client's descriptor of a file of ``size`` bytes. ``calls`` is the table of calls that handlers
     keep in the private memory of the process. ``others`` are (descriptor, size) of more files, which other programs
@@ -240,13 +240,13 @@ class ShareMemory(NamedTuple):
 
 class PatchSites(NamedTuple):
     """
-    A request to replace breakpoints in a process by jumps; the answer is ``SitesPatched``.
+    A request to replace breakpoints in a process by jumps; the reply is ``SitesPatched``.
 
     ``memories`` are (program, page of ``MemoryShared``) of the programs whose handlers the code contains. They identify
     the process: a different page means that the process has called execve. ``pages`` are the ranges to be mapped for
-    ``code``, (start, end) each; ``fixups`` are pairs of addresses: of an
-    instruction in it that may fault, and where the thread then continues. ``postponed`` are the probepoints
-    whose jumps have to wait until the process maps more files.
+    ``code``, (start, end) each. ``fixups`` are pairs of the address of an instruction that may fault, and the address
+    at which the thread then continues. ``postponed`` are the probepoints whose jumps must wait until the process maps
+    more files.
     """
 
     program: int
@@ -261,10 +261,10 @@ class PatchSites(NamedTuple):
 
 class ReleaseMemory(NamedTuple):
     """
-    A request to check whether all threads leave the handlers that they are in; a handler may never reach its end.
+    A request to clear words that handlers have left without reaching their end, for example by longjmp.
 
-    If no thread is in a handler at some moment, ``words`` of the memory of ``ShareMemory``, (offset, size) each, are
-    set to 0. The answer is ``MemoryReleased``.
+    At a moment when no thread is in a handler, the tracer sets ``words`` of the memory of ``ShareMemory``, (offset,
+    size) each, to 0. The reply is ``MemoryReleased``.
     """
 
     program: int
@@ -272,7 +272,7 @@ class ReleaseMemory(NamedTuple):
 
 
 class End(NamedTuple):
-    """A request to remove a program; after the last one the tracer detaches from all processes and ends."""
+    """A request to remove a program; after the last program the tracer detaches from all processes and exits."""
 
     program: int
 
@@ -285,9 +285,9 @@ class Attached(NamedTuple):
 
 class ModuleMapped(NamedTuple):
     """
-    A question: which sites of a program are in a file that a process maps executable.
+    A request for the sites of a program in a file that a process maps executable; the reply is ``Sites``.
 
-    The process is stopped until the answer arrives, unless the tracer has not attached to it yet.
+    The process is stopped until the reply arrives, unless the tracer has not attached to it yet.
     """
 
     number: int
@@ -326,21 +326,21 @@ class Placed(NamedTuple):
 
 
 class Removed(NamedTuple):
-    """A report that ``pid`` has no breakpoints at ``addresses`` any more; without addresses, none at all."""
+    """A report that ``pid`` has no breakpoints at ``addresses`` any more; empty: at any address."""
 
     pid: int
     addresses: tuple[int, ...] = ()
 
 
 class Raised(NamedTuple):
-    """A report that semaphores are about to be raised: (semaphore, breakpoint that needs it), for crash restorers."""
+    """A report that semaphores are about to be incremented: pairs of a semaphore and a breakpoint that needs it."""
 
     pid: int
     semaphores: tuple[tuple[int, int], ...]
 
 
 class Lowered(NamedTuple):
-    """A report that semaphores in the memory of ``pid`` were lowered."""
+    """A report that semaphores in the memory of ``pid`` were decremented."""
 
     pid: int
     semaphores: tuple[int, ...]
@@ -431,7 +431,7 @@ class MemoryShared(NamedTuple):
 
 
 class MemoryReleased(NamedTuple):
-    """The answer to ``ReleaseMemory``; ``is_done`` is True if all threads were seen outside of handlers."""
+    """The reply to ``ReleaseMemory``; ``is_done`` is True if all threads were seen outside of handlers."""
 
     program: int
     is_done: bool
@@ -469,10 +469,10 @@ class SitesPatched(NamedTuple):
 
 class Done(NamedTuple):
     """
-    The end of the conversation: all programs are removed, and all processes are detached or gone.
+    The end of the conversation: all programs are removed, and all processes are detached or have ended.
 
-    ``complete`` is True if all processes are gone; ``problem`` is the error in the tracer, if there was one. The counts
-    are in the shared counters.
+    ``complete`` is True if all processes have ended; ``problem`` is an error in the tracer. The counts are in the
+    shared counters.
     """
 
     complete: bool = True
@@ -490,7 +490,7 @@ class Warned(NamedTuple):
 
 
 class Left(NamedTuple):
-    """A report that a process is not traced any more, because a handler has it handed to the debugger (``exit 1``)."""
+    """A report that a process is not traced any more: a handler has handed it to the debugger (``exit 1``)."""
 
     program: int
     process: HandedOver
@@ -508,7 +508,7 @@ class Dumped(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """A report that the tracer cannot run its first program and ends; nothing was traced."""
+    """A report that the tracer cannot run its first program and exits; no process was traced."""
 
     message: str
 

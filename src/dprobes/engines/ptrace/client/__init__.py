@@ -1,1 +1,1 @@
-"""The client's side of the ptrace engine: the tracer process, the files that it asks about, and the sessions."""
+"""The client's side of the ptrace engine: the link to the tracer, the sites in files, and the programs of sessions."""

@@ -1,8 +1,8 @@
 """
-Restoring of code from outside, after the tracer itself was killed.
+Restoration of the code of traced processes by another process, after the tracer was killed.
 
-The kernel detaches a dead tracer's threads at once, and they run on with breakpoints in their code; a thread that
-reaches one gets a SIGTRAP. So the client keeps a list, and restores the bytes as soon as it detects the death.
+The kernel detaches a dead tracer's threads at once, and they continue with breakpoints in their code; a thread that
+executes one gets a SIGTRAP. So the client has a list of breakpoints, and restores the bytes when the tracer dies.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ __all__ = ["CrashRestorer", "unreported_children"]
 
 # Children that a killed tracer has not reported: copies of their parents, with all breakpoints.
 #
-# The kernel attaches the tracer to a child before the child runs, and the child is stopped until it is resumed. So a
-# child that a tracer, held at its exit, has not reported executes the same file as its parent, and is stopped.
+# The kernel attaches the tracer to a child and stops the child before it runs. So, while the kernel holds the tracer at
+# its exit, an unreported child is stopped and executes the same file as its parent.
 
 
 def unreported_children(known: Iterable[int], tracer: int) -> Iterator[tuple[int, int]]:
@@ -75,7 +75,7 @@ class CrashRestorer:
         return set(self._breakpoints)
 
     def note_all(self, frames: list[tuple[Kind, bytes]]) -> None:
-        """Record the messages in ``frames``; records are ignored."""
+        """Record the messages in ``frames``; frames with log records are ignored."""
         for kind, payload in frames:
             if kind is Kind.MESSAGE:
                 self.note(load_message(payload))
@@ -100,7 +100,7 @@ class CrashRestorer:
         self._breakpoints.setdefault(pid, {}).update(breakpoints)
 
     def removed(self, pid: int, addresses: tuple[int, ...]) -> None:
-        """Record that the tracer removed these breakpoints; no addresses mean all of the process."""
+        """Record that the tracer removed breakpoints; empty ``addresses``: all of the process."""
         if not addresses:
             self._breakpoints.pop(pid, None)
             self._watches.pop(pid, None)
@@ -111,19 +111,23 @@ class CrashRestorer:
             known.pop(address, None)
 
     def raised(self, pid: int, semaphores: tuple[tuple[int, int], ...]) -> None:
-        """Record semaphores that the tracer is about to raise, with breakpoints that exist while they are raised."""
+        """Record pairs of a semaphore that the tracer will increment and the address of a breakpoint that needs it."""
         known = self._semaphores.setdefault(pid, {})
         for semaphore, breakpoint_ in semaphores:
             known.setdefault(semaphore, set()).add(breakpoint_)
 
     def watched(self, pid: int, watches: tuple[Watch, ...]) -> None:
-        """Record the new watches of the threads of a process."""
+        """Record the watches of all threads of a process, in place of earlier ones."""
         import dprobes.engines.ptrace.client.outside_removal  # noqa: F401 - now, because there will be no time for it later
 
         self._watches[pid] = watches
 
     def clear(self) -> tuple[int, int]:
-        """Remove the watchpoints from all threads; return how many threads had any, and how many may keep some."""
+        """
+        Remove the watchpoints from all threads.
+
+        Return the number of threads that had any, and that may keep some.
+        """
         watches = {pid: some for pid, some in self._watches.items() if some}
         self._watches.clear()
         if not watches:
@@ -139,10 +143,11 @@ class CrashRestorer:
         adopt: Callable[[int, int], None] | None = None,
     ) -> int:
         """
-        Restore the original bytes wherever a breakpoint still is; return the number of breakpoints.
+        Restore the original bytes where memory has a breakpoint; return the number of these.
 
-        ``jumps`` are the jumps that replace breakpoints, by process; they stay. If a ``tracer`` is held at its exit,
-        children that it has not reported are searched for, and ``adopt`` is called with each and its parent.
+        ``jumps`` are the jumps that replace breakpoints, by process; they are not removed. ``tracer`` is the id of a
+        tracer that is held at its exit, or 0: its unreported children are restored, too, and ``adopt`` is called with
+        each child and its parent.
         """
         # Another thread that waited for the tracer may be recording its last messages.
         known, self._breakpoints = self._breakpoints, {}
@@ -179,10 +184,10 @@ def _restore(
 
 def _lower(memory: int, semaphores: Mapping[int, set[int]], jumps: Patches | None) -> None:
     """
-    Lower the semaphores in a process's memory that are raised for a breakpoint that is still there, or its jump.
+    Decrement the semaphores whose breakpoint, or its jump, is still in memory.
 
-    A breakpoint is written before its semaphore is raised, and removed after the semaphore was lowered. If a semaphore
-    is 0, the tracer was killed between the two.
+    A breakpoint is written before its semaphore is incremented, and removed after the semaphore was decremented. If a
+    semaphore is 0, the tracer was killed between the two steps.
     """
     for semaphore, breakpoints in semaphores.items():
         with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
 """
-Removal of what a killed tracer may have left in processes: breakpoints, watchpoints, jumps, and their memory.
+Removal of the remains of a killed tracer in processes: breakpoints, watchpoints, jumps, and memory of handlers.
 
-The list is kept by a process that outlives tracer and client (``restorer_process``). Bytes are restored only where
+A process that outlives tracer and client has the list of them (``restorer_process``). Bytes are restored only where
 memory has the bytes that the tracer wrote.
 """
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 __all__ = ["Restored", "RestorerList", "left_notice", "remove_all_left", "remove_left"]
 
 _SLOTS = -1
-"""Key of pages for copies of instructions, which belong to no region."""
+"""Key, in place of a region, of pages for copies of instructions."""
 
 
 class Restored(NamedTuple):
@@ -76,7 +76,7 @@ class RestorerList:
         """Files that a process was about to map, until their addresses are reported."""
 
     def note(self, message: object) -> None:
-        """Record a message of the tracer; messages that do not matter here are ignored."""
+        """Record a message of the tracer about changes of processes; others are ignored."""
         match message:
             case FilesShared(pid):
                 self._files[pid] = message
@@ -124,7 +124,7 @@ class RestorerList:
         self._count(self._restorer.restore(self._jumps, tracer, self._copy_jumps), 0, 0)
 
     def remove_the_rest(self) -> None:
-        """Remove jumps and watchpoints, which requires stopped threads, once the tracer has released them."""
+        """Remove jumps and watchpoints after the tracer has released its threads, which must be stopped for that."""
         cleared, left = self._restorer.clear()
         places = 0
         for pid, planned in self._planned.items():
@@ -133,7 +133,7 @@ class RestorerList:
         self._count(places, cleared, left)
 
     def unmap(self) -> None:
-        """Unmap memory that no thread uses; even a tracer that ends normally leaves it if a thread was in it."""
+        """Unmap memory of handlers that no thread uses; a tracer that ends normally may have left it, too."""
         until = time.monotonic() + UNMAPPING_PATIENCE  # one deadline for all processes, because the client waits
         for pid in self._jumps.keys() | self._files.keys():
             with contextlib.suppress(OSError):
@@ -146,10 +146,9 @@ class RestorerList:
 
 def _disable(pid: int, patches: Patches) -> None:
     """
-    Write the end mark with which the shared memory begins (``engines.inline.handler_hits``).
+    Set the end mark at the start of the shared memory (``engines.inline.handler_hits``).
 
-    The tracer does not report its own end, so the memory may be unmapped already, and something else may be mapped at
-    its address.
+    The tracer does not report its own end: the memory may be unmapped already, and other memory mapped at its address.
     """
     with contextlib.suppress(OSError, DprobesError):
         mapped = {each.start for each in mappings_of(pid) if each.path.startswith(SHARED_MEMORY)}
@@ -162,10 +161,10 @@ def _disable(pid: int, patches: Patches) -> None:
             os.close(memory)
 
 
-# Removal of what killed runs have left in a process: jumps, breakpoints beside them, and their memory.
+# Removal of the remains of killed runs in a process: jumps, the breakpoints of their program, and memory of handlers.
 #
-# All of it is listed in the process's memory (``restorer_messages``). Entries of a live run are left alone: the mark in
-# the shared memory shows whether a run has ended (``native.process_page``).
+# A manifest in the process's memory lists them (``restorer_messages``). Entries of a running dprobes are ignored: the
+# life mark in the shared memory shows whether a run has ended (``native.process_page``).
 
 
 _MAPPING = f"/memfd:{MANIFEST_FILE_NAME}"
@@ -177,9 +176,9 @@ _LISTS_MAX = 64
 
 def remove_left(pid: int) -> LeftThings | None:
     """
-    Remove what killed runs have left in a process; return None if there is nothing.
+    Remove the remains of killed runs from a process; return None if there are none.
 
-    Return None also if access is denied, or the process is traced.
+    Return None, too, if access is denied, or the process is traced.
     """
     found = _left_in(pid)
     if not found or int(process_field(pid, "TracerPid") or 0):
@@ -231,10 +230,10 @@ def _left_in(pid: int) -> list[LeftEntry]:
 
 def _has_ended(memory: int, entry: LeftEntry, shared: Collection[int]) -> bool:
     """
-    Return whether the run of an entry has ended, by the mark at the beginning of its shared memory.
+    Return whether the run of an entry has ended, by the mark at the start of its shared memory.
 
-    If that memory is not among the ``shared`` addresses but the list still exists, the run was killed while it
-    unmapped the memory.
+    ``shared`` are the addresses of mapped memory files. If the memory is not among them, the run was killed while it
+    unmapped the memory: the manifest is unmapped last.
     """
     if entry.memory.region not in shared:
         return True

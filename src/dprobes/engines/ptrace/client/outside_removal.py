@@ -1,5 +1,5 @@
 """
-Cleanup of processes from outside, after the tracer was killed: debug registers, jumps, and memory of handlers.
+Cleanup of traced processes by another process, after the tracer was killed: debug registers, jumps, handlers' memory.
 
 Memory is unmapped by a thread of the process (``call_injection``), while all threads are stopped and none can return
 into it. It is unmapped only if it is still a mapping of the shared memory file. If the tracer
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SHARED_MEMORY", "UNMAPPING_PATIENCE", "clear_processes", "remove_jumps", "unmap_left_memory"]
 
-# Removal of watchpoints from debug registers from outside, after the tracer itself was killed.
+# Removal of watchpoints from debug registers after the tracer was killed.
 #
 # The kernel resumes a dead tracer's threads with their debug registers set, and an access would end the program by a
 # SIGTRAP. So every thread is seized again, stopped, cleared, and detached. Threads that are created meanwhile need
@@ -46,17 +46,16 @@ __all__ = ["SHARED_MEMORY", "UNMAPPING_PATIENCE", "clear_processes", "remove_jum
 
 
 PATIENCE = 2.0
-"""Seconds to wait for the kernel to release a dead tracer's threads, and for a thread that cannot stop now."""
+"""Maximum number of seconds to wait until the kernel has released a dead tracer's threads, and until one stops."""
 
 _PAUSE = 0.0002
 
 
 def clear_processes(watches: Mapping[int, tuple[Watch, ...]]) -> tuple[int, int]:
     """
-    Clear the debug registers that hold the watches of each process, in all its threads.
+    Clear the debug registers with the watches of each process, in all its threads; ``watches`` is keyed by process id.
 
-    Return the number of threads that had any, and of threads that may still have some because they could not be
-    stopped.
+    Return the number of threads that had any, and of threads that may keep some because they could not be stopped.
     """
     threads = ThreadTable()
     stopper = Stopper(threads, DebugRegisters(lambda _: None).program_and_report, lambda _: None)
@@ -91,7 +90,7 @@ def clear_processes(watches: Mapping[int, tuple[Watch, ...]]) -> tuple[int, int]
 
 
 def seize_again(tid: int, until: float) -> bool:
-    """Seize a thread as soon as its dead tracer has released it; return False if it has ended."""
+    """Seize a thread when its dead tracer has released it, before the monotonic time ``until``; False: it has ended."""
     while True:
         try:
             ptrace_calls.seize(tid, follow=False)
@@ -135,7 +134,7 @@ def _let_go_at(thread: Thread, status: int, watches: tuple[Watch, ...], stopper:
 
 
 def _clear(tid: int, watches: tuple[Watch, ...]) -> tuple[bool, bool]:
-    """Clear the slots that hold ``watches``; return whether there were any, and whether one of them was hit."""
+    """Clear the debug registers with ``watches``; return whether there were any, and whether DR6 shows a hit of one."""
     control = before = ptrace_calls.get_debug_register(tid, CONTROL)
     mine = [s for s in SLOTS if decode(control, s, ptrace_calls.get_debug_register(tid, s)) in watches]
     for slot in mine:
@@ -151,14 +150,14 @@ def _has_pending_trap(tid: int) -> bool:
     return bool(pending) and bool(int(pending, 16) & 1 << (signal.SIGTRAP - 1))
 
 
-# Removal of jumps from code from outside, after the tracer itself was killed.
+# Removal of jumps from code after the tracer was killed.
 #
 # Handlers in the process do no harm without a tracer, but are useless. Code is changed while no thread of the process
 # runs: so each is seized again, and stopped, until the file's bytes are restored.
 
 
 def remove_jumps(pid: int, patches: Sequence[SitePatch]) -> int:
-    """Restore the file's bytes wherever a jump is in the memory of a process; return the number of jumps."""
+    """Restore the file's bytes where memory of a process has one of the jumps; return the number of these jumps."""
     try:
         memory = os.open(f"/proc/{pid}/mem", os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -200,8 +199,8 @@ def _stopped_again(pid: int, space: AddressSpace, withheld: int = 0) -> Iterator
     """
     Seize and stop the threads of a process as soon as its dead tracer has released them; detach them afterwards.
 
-    Yield all threads, and those that stopped because this requested it. They receive the signals for which they have
-    stopped, except the one that is ``withheld``.
+    Yield all threads, and those that stopped for no other reason than this request. Threads that stopped for a signal
+    receive it at the end, except for the signal ``withheld``; 0: none is withheld.
     """
     threads = ThreadTable()
     stopper = Stopper(threads, DebugRegisters(lambda _: None).program_and_report, lambda _: None)
@@ -227,7 +226,7 @@ def _stopped_again(pid: int, space: AddressSpace, withheld: int = 0) -> Iterator
 
 
 UNMAPPING_PATIENCE = 2.0
-"""Seconds to wait for threads to leave the memory: one may have to wait for a processor."""
+"""Maximum number of seconds to wait for threads to leave the memory: a thread may have to wait for a CPU."""
 _PAUSE_AT_FIRST, _PAUSE_MAX = 0.02, 0.2
 """Seconds between two checks for threads in it: the first pause, and the maximum."""
 
@@ -248,7 +247,7 @@ def unmap_left_memory(pid: int, patches: Patches, until: float | None = None, be
     while not _unmap(pid, patches, begun):
         if time.monotonic() > until:
             return False
-        # A thread makes no progress if it is stopped whenever it gets a processor.
+        # A thread makes no progress if it is stopped whenever it gets a CPU.
         time.sleep(pause)
         pause = min(2 * pause, _PAUSE_MAX)
     return True

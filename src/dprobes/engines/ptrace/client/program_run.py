@@ -1,4 +1,4 @@
-"""Client side of one program in a tracer: its events and counts, and the wording of the tracer's reports."""
+"""The client's state of one program in a tracer: its events and counts, and the events for the tracer's reports."""
 
 from __future__ import annotations
 
@@ -42,23 +42,23 @@ if TYPE_CHECKING:
 
 class NativeSide(Protocol):
     """
-    The handlers of one program that run in processes.
+    The client's side of one program's handlers in probed processes.
 
-    All methods except ``take`` and ``add_counts`` are called in the order of events. A breakpoint is placed first,
-    though not always written (``engines.ptrace.tracer.breakpoint_placement``). Then the process maps memory for
-    handlers, and jumps replace those breakpoints for which there are any.
+    All methods except ``take`` and ``add_counts`` are called in the order of events. A breakpoint is placed first, but
+    not always written (``engines.ptrace.tracer.breakpoint_placement``). Then the process maps memory for handlers, and
+    jumps replace breakpoints where that is possible.
     """
 
     @property
     def state(self) -> NativeState | None:
-        """State that they share with handlers that the tracer interprets; None if there are no such handlers."""
+        """State shared with handlers that the tracer interprets; None if no handlers run in processes."""
 
     @property
     def plan(self) -> NativeStatePlan | None:
-        """Description of the state, to be sent to the tracer."""
+        """Description of the state, to be sent to the tracer; None without a state."""
 
     def join(self, rank: int, neighbours: Callable[[], Iterable[object]]) -> None:
-        """Set the rank in the order of programs, and the function that returns the native sides of the others."""
+        """Set the program's rank in the order of insertion; ``neighbours`` returns other programs' native sides."""
 
     def native_probes(self, probes: Iterable[int], answers: Answers) -> frozenset[int]:
         """Return the members of ``probes`` for which jumps will be requested when they are placed."""
@@ -88,7 +88,7 @@ class NativeSide(Protocol):
         """Return the request to the tracer that is due; None if there is none."""
 
     def told(self, identity: ThreadIdentity) -> None:
-        """Record the name and owner of a thread."""
+        """Record the name and user id of a thread."""
 
     @property
     def has_breakpoints(self) -> bool:
@@ -96,46 +96,51 @@ class NativeSide(Protocol):
 
     @property
     def settled(self) -> int | None:
-        """Time in nanoseconds before which all records have been taken; None if all existing ones have been taken."""
+        """Monotonic time in nanoseconds of which all earlier records were taken; None: all existing ones were taken."""
 
     @property
     def is_busy(self) -> bool:
         """True if records arrive so fast that more are available already."""
 
     def to_be_released(self, program: int) -> ReleaseMemory | None:
-        """Return a request if handlers seem to have ended without releasing what others wait for, otherwise None."""
+        """
+        Return a request if handlers seem to have left locks or ring entries without reaching their end.
+
+        Else None.
+        """
 
     def released(self, message: MemoryReleased) -> None:
-        """Record the answer to a ``ReleaseMemory``."""
+        """Record the reply to a ``ReleaseMemory``."""
 
     def take(self, *, is_over: bool, patience: int = 0) -> tuple[list[Batch], list[tuple[int, ProbeState]]]:
         """
-        Return the records that have arrived, with their probepoints, and the probepoints that had their last hit.
+        Return the records that have arrived, with their probepoints, and the probepoints that have ended.
 
-        ``is_over`` is True when no more records can arrive. Records of the last ``patience`` nanoseconds may be kept.
+        ``is_over`` is True if no more records can arrive. Records of the last ``patience`` nanoseconds may be kept for
+        the next call.
         """
 
     def add_counts(self, counts: Sequence[Counts]) -> None:
-        """Add the counts of handlers that ran in processes."""
+        """Add the counts of handlers in processes to ``counts``, in place."""
 
     def notices(self) -> Iterator[Notice]:
         """Iterate over notices for the user at the end."""
 
     def disable(self) -> None:
-        """Disable all handlers, because the tracer that handles their faults is gone."""
+        """Disable all handlers in processes, because the tracer, which handles their faults, has ended."""
 
     def remove(self, pids: Iterable[int]) -> int:
-        """Restore the bytes of files wherever a jump is in the memory of processes; return the number of jumps."""
+        """Restore the files' bytes where memory of these processes has jumps; return the number of jumps."""
 
     def close(self) -> None:
-        """Release resources that are not used after the end; may be called more than once."""
+        """Release resources that are only needed during the run; a second call does nothing."""
 
 
 _BACKLOG = 64 << 20
 """Maximum size in bytes of the records that wait to be consumed."""
 
 _TRACER_DELAY = 100_000_000
-"""Nanoseconds to wait after a hit for its record from the tracer; enough even on a busy machine."""
+"""Nanoseconds after a hit until its record from the tracer has certainly arrived, even on a busy machine."""
 
 _MIXED = 1.0
 """Seconds after a record from the tracer during which another one is expected."""
@@ -155,7 +160,7 @@ class _Record(NamedTuple):
 
 
 def _time(record: tuple[int, bytes]) -> int:
-    """Return the time of a record in nanoseconds, 0 if it has none."""
+    """Return the time of a record in nanoseconds; 0: it has none."""
     return time_of(record[1]) or 0
 
 
@@ -179,7 +184,7 @@ def merged(batches: Iterable[Batch], others: Sequence[tuple[int, bytes]]) -> Ite
 
 
 class ProgramRun:
-    """The client's state of one program; a follower consumes ``items``, and ``wake`` wakes it up."""
+    """The client's state of one program; a follower thread consumes its items, and ``wake`` wakes the thread."""
 
     def __init__(
         self,
@@ -198,7 +203,7 @@ class ProgramRun:
         """Handlers that run in the probed processes; None if there are none."""
         self.number = 0
         self.rank = 0
-        """Place in the order of insertion; a program that replaces another one keeps the rank of that one."""
+        """Rank in the order of insertion; a replacement has the rank of the replaced program."""
         self.items: deque[QueueEntry | _Record] = deque()
         self.is_stopping = False
         """True if the end of the run was requested."""
@@ -207,11 +212,11 @@ class ProgramRun:
         self.bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         weakref.finalize(self, os.close, self.bell)
         self._arrived: deque[_Record] = deque()
-        """Records of the tracer that the follower has not looked at; the thread that reads messages adds to them."""
+        """Records of the tracer that the follower has not read; the thread that reads messages appends to them."""
         self._held: list[_Record] = []
         """Records of the tracer that wait for older ones of handlers in processes."""
         self._mixed_until = 0.0
-        """The time (monotonic, in seconds) until which records of handlers wait for those of the tracer."""
+        """Monotonic time in seconds until which records of handlers in processes wait for records of the tracer."""
         self._backlog = 0
         self._backlog_max = _BACKLOG
         self._received: dict[int, int] = {}
@@ -231,9 +236,8 @@ class ProgramRun:
         """
         Queue the records of handlers in processes, merged by time with the held records of the tracer.
 
-        All messages that the tracer sent before ``heard`` have been read; None means that no more records can arrive.
-
-        Return the probepoints that have had their last hit.
+        All messages that the tracer sent before the monotonic time ``heard``, in nanoseconds, have been read; None: no
+        more records can arrive. Return the probepoints that have ended, with their new states.
         """
         if self.native is None:
             return []
@@ -244,7 +248,7 @@ class ProgramRun:
         return ended
 
     def _due(self, until: int | None) -> list[_Record]:
-        """Remove and return the held records before a time, in the order of their times; all with None."""
+        """Remove and return the held records before a time, in the order of their times; None: all."""
         while self._arrived:
             self._held.append(self._arrived.popleft())
         self._held.sort(key=_time)
@@ -254,16 +258,16 @@ class ProgramRun:
         return due
 
     def release(self) -> None:
-        """Queue the held records, because no older ones will arrive."""
+        """Queue the held records; no older ones will arrive."""
         self.items += map(RecordBatch, merged([], self._due(None)))
 
     def counts_of_received(self) -> tuple[Counts, ...]:
-        """Return the counts of the received records: after the tracer was killed, no others are certain."""
+        """Return counts with the number of received records: after the tracer was killed, no others are reliable."""
         numbers = [self._received.get(probe, 0) for probe in range(len(self.answers.probes))]
         return tuple(Counts(hits=number, records=number) for number in numbers)
 
     def take_record(self, probe: int, record: bytes) -> None:
-        """Queue a record, or count it as lost if too many bytes wait to be consumed."""
+        """Queue a record, or count it as lost if ``_BACKLOG`` bytes are queued."""
         if self._backlog + len(record) > self._backlog_max:
             self._dropped[probe] = self._dropped.get(probe, 0) + 1
             return
@@ -304,7 +308,7 @@ class ProgramRun:
         return items
 
     def wake(self) -> None:
-        """Wake up the follower."""
+        """Wake the follower."""
         os.eventfd_write(self.bell, 1)
 
     def end(self, item: QueueEntry) -> None:

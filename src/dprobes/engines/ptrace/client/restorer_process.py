@@ -1,11 +1,11 @@
 """
-Process that restores code after the tracer was killed, even if the client was killed together with it.
+The restorer: a process that restores code after the tracer was killed, even if the client was killed, too.
 
-It receives reports of breakpoints and jumps before they are written. It keeps the dying tracer stopped until the bytes
-of breakpoints are restored (``tracer_link``); jumps are removed when the tracer has released its threads. It ends with
-the tracer, and runs in a separate session, so that signals of a terminal do not reach it.
+The tracer reports breakpoints and jumps to the restorer before it writes them. The restorer holds the dying tracer at
+its exit until the bytes of breakpoints are restored (``tracer_link``); jumps are removed when the tracer has released
+its threads. The restorer exits after the tracer. It has its own session, so that signals of a terminal do not reach it.
 
-It runs as ``python -m dprobes.engines.ptrace.client.restorer_process PIPE REPORT``, two descriptors.
+Its command is ``python -m dprobes.engines.ptrace.client.restorer_process PIPE REPORT``, with two descriptors.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ if TYPE_CHECKING:
 __all__ = ["RestorerProcess", "main"]
 
 _PATIENCE = 10.0
-"""Seconds to wait for its report."""
+"""Maximum number of seconds to wait for the restorer's report."""
 _PATIENCE_AT_FIRST = 30.0
-"""Seconds to wait until it is ready to hold the tracer at its exit."""
+"""Maximum number of seconds to wait until the restorer can hold the tracer at its exit."""
 
 _CHUNK = 1 << 16
 
 _WATCHES = b"w"
-"""First byte of its report: the tracer will be held at its exit, unless it cannot be traced."""
+"""First byte of the report: the restorer holds the tracer at its exit, unless the tracer cannot be traced."""
 _REPORT = struct.Struct("=III")
-"""Rest of its report, sent at the end: the numbers of ``Restored``."""
+"""Rest of the report, written at the end: the numbers of ``Restored``."""
 
 
 class RestorerProcess:
     """
-    Client's side of the process.
+    The client's handle of the restorer.
 
-    Call ``begun`` when a tracer has been started with the ``address``, and ``await_watch`` before the tracer writes.
+    Call ``begun`` after the tracer was started with the ``address``, and ``await_watch`` before the tracer writes code.
     """
 
     def __init__(self) -> None:
-        """Start the process; raise OSError if that is not possible."""
+        """Start the restorer; raise OSError if that fails."""
         theirs, self._pipe = os.pipe2(os.O_CLOEXEC)
         self._report, their_report = os.pipe2(os.O_CLOEXEC)
         self._watch: threading.Thread | None = None
@@ -85,7 +85,7 @@ class RestorerProcess:
 
     @property
     def address(self) -> tuple[int, int]:
-        """Descriptor of the pipe to it, and its process id."""
+        """Descriptor of the pipe to the restorer, and the restorer's process id."""
         return self._pipe, self._process.pid
 
     def begun(self) -> None:
@@ -93,12 +93,12 @@ class RestorerProcess:
         os.close(self._pipe)
 
     def await_watch(self) -> None:
-        """Wait until it is ready to hold the tracer at its exit, or for ``_PATIENCE_AT_FIRST`` seconds."""
+        """Wait, for up to ``_PATIENCE_AT_FIRST`` seconds, until the restorer can hold the tracer at its exit."""
         if readable([self._report], _PATIENCE_AT_FIRST):
             self._watches = os.read(self._report, len(_WATCHES))
 
     def watch(self, gone: Callable[[], None]) -> None:
-        """Call ``gone`` in another thread when the process ends; normally that is after the end of the tracer."""
+        """Call ``gone`` in another thread when the restorer ends, normally after the tracer."""
         self._watch = threading.Thread(
             target=_call_after, args=(self._process.pid, gone), name="dprobes-watch", daemon=True
         )
@@ -106,11 +106,11 @@ class RestorerProcess:
 
     @property
     def was_killed(self) -> bool:
-        """True if it has ended abnormally."""
+        """True if the restorer was killed or has failed."""
         return self._process.poll() not in (None, 0)
 
     def result(self) -> Restored:
-        """Return what it restored after the end of the tracer; all numbers are 0 if it sent no report in time."""
+        """Wait for the restorer's report, and return its numbers; all are 0 if it does not arrive in time."""
         data = self._watches
         while readable([self._report], _PATIENCE) and (part := os.read(self._report, _CHUNK)):
             data += part
@@ -118,7 +118,7 @@ class RestorerProcess:
         return Restored(*_REPORT.unpack(report)) if len(report) == _REPORT.size else Restored()
 
     def close(self) -> None:
-        """Wait for its end, which follows that of the tracer."""
+        """Wait for the restorer's end; the tracer must have ended."""
         os.close(self._report)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_PATIENCE)

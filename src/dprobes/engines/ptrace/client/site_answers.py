@@ -1,8 +1,8 @@
 """
-Answers to the tracer's questions which sites are in a file that a process maps.
+Replies to the tracer's requests for the sites in a file that a process maps.
 
-Each place becomes a separate probepoint. Copies of a module, for another processor or at another path, are thus counted
-separately.
+Each place in each file becomes a probepoint of its own. So hits in copies of a module, for another processor or at
+another path, are counted separately.
 """
 
 from __future__ import annotations
@@ -61,15 +61,15 @@ _UNWINDER = re.compile(r"(libc|libgcc_s|libunwind|libpthread)([-.].*)?\.so(\.\d+
 _UNWINDING = (
     "longjmp", "_longjmp", "siglongjmp", "__longjmp_chk", "_Unwind_RaiseException", "_Unwind_ForcedUnwind",
 )  # fmt: skip
-"""Functions that discard stack frames without a return; ``_UNWINDER`` matches the files that contain them."""
+"""Functions that discard stack frames without a return; ``_UNWINDER`` matches the names of files with them."""
 
 
 _NAMES_MAX = 4096
-"""Maximum number of names of mapped files that are kept: a program may map any number."""
+"""Maximum number of names of mapped files that are kept: a process may map any number of files."""
 
 
 class CompiledSite(NamedTuple):
-    """Resolved module and point of a probepoint in code; ``file`` is the module's device and inode."""
+    """Resolved module and point of a probepoint in code; ``file`` is the module's device and inode number."""
 
     resolved: ResolvedModule
     point: Point
@@ -78,10 +78,10 @@ class CompiledSite(NamedTuple):
 
 class Answers:
     """
-    Answers to a tracer's questions about one program.
+    Replies to a tracer's requests for the sites of one program.
 
-    ``symbols`` provides the symbols of the program's modules; ``resolved`` is a module that was resolved before, if
-    there is one.
+    ``symbols`` provides the symbols of the program's modules; ``resolved`` is a module that is resolved already; None:
+    there is none.
     """
 
     def __init__(
@@ -100,17 +100,17 @@ class Answers:
         self._given: dict[tuple[int, int], Sites] = {}
         self._users = ForeignUsers(program.name)
         self.is_stopping = False
-        """True if answers are not awaited any more."""
+        """True if the run is to end: the examination of files is cancelled."""
         self.probes: list[Probepoint] = []
-        """Probepoints in the order of their numbers."""
+        """The probepoints, in the order of their numbers."""
         self.compiled: dict[int, CompiledSite] = {}
-        """Probepoints at instructions, by their numbers."""
+        """The compiled form of probepoints at instructions, by number."""
         self.left_out: list[LeftOutProbe] = []
         self.mapped_files: dict[str, str] = {}
-        """Paths of the files that the tracer asked about, by name, in the order in which they were mapped."""
+        """Paths of the files that the tracer has reported, by file name, in the order of their mapping."""
 
     def sites(self, mapped: ModuleMapped) -> tuple[Sites, list[Event]]:
-        """Return the sites in a file that a process has mapped, and the events for the user."""
+        """Return the sites in a file that a process has mapped, and events; errors of the file become events."""
         try:
             return self._find(mapped, reachable(mapped)) if self._is_wanted(mapped) else (Sites(), [])
         except TargetError as error:
@@ -120,7 +120,7 @@ class Answers:
 
     def prepare(self, mapped: ModuleMapped) -> tuple[Sites, list[Event]] | None:
         """
-        Return the same as ``sites`` for a file that was asked about before; None if it cannot be found any more.
+        Return the same as ``sites`` for a file that was reported before; None if it cannot be found any more.
 
         Raise ``TargetError`` or ``SourceError`` if the program cannot be inserted into the file.
         """
@@ -164,9 +164,9 @@ class Answers:
 
     def _find_foreign(self, mapped: ModuleMapped, path: Path, owner: str) -> tuple[Sites, list[Event]]:
         """
-        Return the same as ``_find`` for a file that another user can change; the examiner reads it.
+        Return the same as ``_find`` for a file that ``owner``, another user, can change.
 
-        The examiner is another process, which reads the file within limits.
+        The examiner, a separate process, reads the file within limits.
         """
         from dprobes.platform.foreign.foreign_outlines import Question
 
@@ -219,12 +219,12 @@ class Answers:
         return Examiner()
 
     def close(self) -> None:
-        """Close the examiner; no more questions are answered."""
+        """Close the examiner; ``sites`` must not be called any more."""
         if "_examiner" in self.__dict__:
             self._examiner.close()
 
     def everywhere(self) -> dict[int, Sites | str]:
-        """Return the watchpoints of every process by word size, or the reason why there are none; call it only once."""
+        """Return the watchpoints of all processes by word size, or the reason why there are none; call this once."""
         if space_of(self._program) is not Space.PROCESSES:
             return {}
         found: dict[int, Sites | str] = {}
@@ -245,7 +245,7 @@ class Answers:
         return found
 
     def _watch_sites(self, watchpoints: tuple[Probepoint, ...], first: int) -> tuple[WatchSite, ...]:
-        """Return the watch sites of the compiled watchpoints; their probepoints are numbered from ``first`` on."""
+        """Return the watch sites of compiled watchpoints, the first of which has the number ``first``."""
         return tuple(
             WatchSite(
                 number,
@@ -330,7 +330,7 @@ def _is_linker(mapped: ModuleMapped) -> bool:
 
 
 def _bytes_only(image: CodeImage) -> CodeImage:
-    """Return an image without its instructions, which are only for display: the tracer runs the bytes."""
+    """Return an image without the decoded instructions, which the tracer does not need."""
     return image._replace(instructions=(), labels={})
 
 
@@ -395,7 +395,7 @@ def _padding(module: Module) -> tuple[tuple[int, int], ...]:
 
 
 def reachable(mapped: ModuleMapped) -> Path:
-    """Return a path to exactly the file that is mapped; raise ``TargetError`` if there is none."""
+    """Return a path to the mapped file itself; raise ``TargetError`` if no path leads to it."""
     candidates = [
         Path(mapped.path),
         Path(f"/proc/{mapped.pid}/root{mapped.path}"),
@@ -409,7 +409,7 @@ def reachable(mapped: ModuleMapped) -> Path:
 
 
 def _held(mapped: ModuleMapped) -> Iterator[Path]:
-    """Iterate over other paths to a mapped file, for when its own path leads to another file or to none."""
+    """Iterate over other paths to a mapped file, through /proc, for a path that leads to another file or to none."""
     with contextlib.suppress(TargetError):
         for mapping in code_mappings(mapped.pid)[0]:
             if (mapping.device, mapping.inode) == (mapped.device, mapped.inode):
@@ -418,10 +418,10 @@ def _held(mapped: ModuleMapped) -> Iterator[Path]:
 
 def _is_mapped_file(path: Path, mapped: ModuleMapped) -> bool:
     """
-    Return whether ``path`` is the file with the device and inode that a process's memory map shows.
+    Return whether ``path`` leads to the file with the device and inode number in a process's ``maps``.
 
-    On some file systems (btrfs, overlayfs) these device numbers differ from those of ``stat``: so map the file in this
-    process, to see what the kernel shows.
+    On some file systems (btrfs, overlayfs) these differ from those of stat(2). Then map the file into this process, and
+    compare the numbers in its own ``maps``.
     """
     status = path.stat()
     if status.st_ino != mapped.inode:

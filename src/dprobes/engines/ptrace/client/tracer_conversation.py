@@ -1,11 +1,11 @@
 """
-The client's side of a tracer: its start, the answers to its questions, and its messages, sorted by program.
+The client's side of a tracer: its start, the replies to its requests, and its messages for each program.
 
 A tracer may have several programs, and runs until the last one ends. So there is one conversation for each tracer, and
 a ``ProgramRun`` for each program. One of the threads in ``await_messages`` reads from the tracer, and handles all
 messages; the others sleep until they are woken up. A thread that leaves ``await_messages`` lets another one read.
 
-The client contains the crash restorer as well: when the tracer dies, the original bytes are restored at once.
+The client also has the crash restorer: when the tracer is killed, it restores the original bytes.
 """
 
 from __future__ import annotations
@@ -73,16 +73,16 @@ if TYPE_CHECKING:
 __all__ = ["Conversation", "NotFollowedError"]
 
 _PATIENCE = 10
-"""Seconds to wait for the end of a tracer."""
+"""Maximum number of seconds to wait for the end of a tracer."""
 
 _PATIENCE_AT_DEATH = 0.5
-"""Seconds for which a dying tracer waits until its last messages are read."""
+"""Maximum number of seconds for which a dying tracer is held until its last messages are read."""
 
 _LOOK_AT_RINGS = 0.01
 """Seconds between checks for records of handlers in processes, which no message announces."""
 
 _LONG = 1.0
-"""Seconds between checks of a run without a notification, which another follower of the run may have consumed."""
+"""Maximum number of seconds between two checks of a run: another follower may have consumed the notification."""
 
 _ENDED = "the program that is to be replaced has ended"
 
@@ -90,7 +90,7 @@ _Known = dict[tuple[int, int, str], "Sites"]
 
 
 class NotFollowedError(EngineError):
-    """Error: a tracer accepts no program for a process, because it is about to end or has detached the process."""
+    """Error that a tracer accepts no program for a process: it is about to end, or has detached the process."""
 
 
 class Conversation:
@@ -104,7 +104,7 @@ class Conversation:
     def __init__(self, run: ProgramRun, start: Start, module: str, variables: GlobalVariables | None) -> None:
         self.globals = variables
         self._runs: dict[int, ProgramRun] = {run.number: run}
-        """Programs that may still receive messages."""
+        """Programs for which messages may still arrive, by number."""
         self._members = {run}
         """Programs whose sessions have not left the conversation yet."""
         self._programs = 1
@@ -120,11 +120,11 @@ class Conversation:
         self._known_processes: set[int] = set()
         self._is_over = False
         self._inserting = threading.Lock()
-        """Held by the thread that inserts a program: one at a time."""
+        """Lock of the thread that inserts a program: one at a time."""
         self._lock = threading.Lock()
-        """Held by a thread that handles messages, or accesses the programs."""
+        """Lock of a thread that handles messages, or accesses the programs."""
         self._reading = threading.Lock()
-        """Held by the thread that waits for the tracer."""
+        """Lock of the thread that reads from the tracer."""
         self._waiting: set[ProgramRun] = set()
         self._join(run)
         self._restorer_process = _restorer_process() if run.native is not None else None
@@ -138,7 +138,7 @@ class Conversation:
         self._inbox = Inbox(from_tracer)
         self._guard: TracerGuard | None = None
         self._guarding = threading.Lock()
-        """Held by a thread that creates a guard, or decides to wait for the tracer without one."""
+        """Lock of a thread that creates a guard, or decides to wait for the tracer without one."""
         self._is_awaited = False
         """True if no guard may be created any more."""
         self._with_memory: set[int] = set()
@@ -176,15 +176,15 @@ class Conversation:
                 self._guard = TracerGuard(self._tracer, self._restore, self._clear)
 
     def wait_for_command(self) -> int | None:
-        """Wait for the end of the command and return its wait status; None if there is none, or it never began."""
+        """Wait for the end of the command, and return its wait status; None: there is none, or it was not executed."""
         return None if self._command is None or not self._command.has_gone else self._command.wait()
 
     def end_command(self) -> int | None:
-        """Ask the command to end once it is not traced any more, and return its wait status; None if there is none."""
+        """Send SIGTERM to the command, which must not be traced any more; return its wait status, None without one."""
         return None if self._command is None else self._command.end()
 
     def leave(self, run: ProgramRun) -> None:
-        """Record that a session is done with a program; after the last one close the conversation."""
+        """Record that a session does not need a program any more; after the last program close the conversation."""
         with self._lock:
             if run.native is not None:
                 run.native.close()  # under the lock, so that no message for it is being handled
@@ -216,7 +216,7 @@ class Conversation:
             self._wait_for_tracer(_PATIENCE)
 
     def _remove_left(self) -> None:
-        """Remove what the run has left in processes, because the restorer process, which would do so, was killed."""
+        """Remove the remains of the run from processes, because the restorer was killed."""
         from dprobes.engines.ptrace.client.left_removal import remove_left
 
         for pid in self._with_memory:
@@ -232,7 +232,7 @@ class Conversation:
 
     def insert(self, run: ProgramRun, start: Start, pid: int) -> None:
         """
-        Insert one more program into a traced process, and into the processes that it has started.
+        Insert another program into a traced process, and into the processes that this process has started.
 
         Raise ``EngineError`` if that is not possible, and its subclass ``NotFollowedError`` if this tracer does not
         trace the process any more, so that another tracer can.
@@ -321,7 +321,7 @@ class Conversation:
 
     @property
     def heard(self) -> int:
-        """Time (monotonic, in nanoseconds) before which all messages of the tracer have been handled."""
+        """Monotonic time in nanoseconds; all messages that the tracer sent earlier have been handled."""
         now = time.monotonic_ns()
         # Another thread may wait for a message for as long as there is none.
         return now if self._is_listening and not readable([self._inbox.descriptor], 0) else self._heard
@@ -551,7 +551,7 @@ class Conversation:
             run.end(item_for(run))
 
     def _restore(self) -> None:
-        """Restore the original bytes; without the lock if its holder waits for the tracer, which cannot answer."""
+        """Restore the original bytes; do not wait for the lock if its owner waits for the tracer, which is dying."""
         for native in self._natives():
             native.disable()
         self._known_processes |= self._restorer.processes
@@ -589,7 +589,7 @@ class Conversation:
 
 
 def _restorer_process() -> RestorerProcess | None:
-    """Start the process that restores what a killed tracer leaves; None if that is not possible."""
+    """Start the restorer; return None if that fails."""
     from dprobes.engines.ptrace.client.restorer_process import RestorerProcess
 
     with contextlib.suppress(OSError):
@@ -601,7 +601,7 @@ def _prepare(run: ProgramRun, asked: dict[tuple[int, int, str], ModuleMapped], k
     """
     Prepare a new program's sites in the files about which the tracer has already asked for other programs.
 
-    Add them to ``known``. Files that cannot be found any more are skipped, so that the tracer asks again. Raise
+    Add them to ``known``. Files that cannot be found any more are skipped: the tracer will request them again. Raise
     ``TargetError`` or ``SourceError`` if the program cannot be inserted into a file.
     """
     for key in asked.keys() - known.keys():

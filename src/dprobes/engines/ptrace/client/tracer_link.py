@@ -1,11 +1,11 @@
 """
-The client's link to a tracer: the process, the two pipes, and the guard that runs before the tracer dies.
+The client's link to a tracer: the process, the two pipes, and the guard that restores code before the tracer dies.
 
 The kernel resumes the threads of a dead tracer at once, and they reach breakpoints before another process can detect
 the tracer's death (measured: 3 to 70 ms). So the client traces the tracer, only for PTRACE_O_TRACEEXIT. This option
-stops a process that is about to end, even by SIGKILL, until its own tracer resumes it. The stop in ``do_exit`` occurs
-before anything is released. The code is restored during that stop. If the tracer cannot be traced, its end is detected
-only afterwards.
+stops a process at its exit, even after SIGKILL, until its tracer resumes it. The stop in ``do_exit`` precedes the
+release of the tracer's own tracees. The code is restored during that stop. If the tracer cannot be traced, its end is
+detected only afterwards.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["Inbox", "Outbox", "TracerGuard", "readable", "start_tracer", "watch_for_death"]
 
 _PATIENCE = 10.0
-"""Seconds to wait until a guard traces the tracer."""
+"""Maximum number of seconds to wait until the guard traces the tracer."""
 
 _PIPE_SIZE = 1 << 20
 """Size in bytes of the pipe for records; the maximum for an ordinary user (pipe(7))."""
@@ -44,8 +44,8 @@ def start_tracer(start: Start, module: str) -> tuple[subprocess.Popen[bytes], in
     """
     Start a tracer whose first program ``start`` describes; ``module`` is the name of its module, shown by ps(1).
 
-    Return it with two descriptors: the first one is for reading its messages, the second one for writing messages to
-    it. Raise ``EngineError`` if it cannot be started.
+    Return the process, the descriptor from which its messages are read, and the descriptor to which messages for it are
+    written. Raise ``EngineError`` if it cannot be started.
     """
     their_input, to_tracer = os.pipe2(os.O_CLOEXEC)
     from_tracer, their_output = os.pipe2(os.O_CLOEXEC)
@@ -78,7 +78,7 @@ def start_tracer(start: Start, module: str) -> tuple[subprocess.Popen[bytes], in
 
 
 def readable(descriptors: list[int], seconds: float | None) -> list[int]:
-    """Wait until a descriptor is readable, without limit if ``seconds`` is None; return those that are, maybe none."""
+    """Wait up to ``seconds``, None: without limit, for a readable descriptor; return the readable ones, maybe none."""
     poll = select.poll()
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)
@@ -98,7 +98,7 @@ class Inbox:
         self._reader = FrameReader()
         self._kept: list[_Frame] = []
         self.has_more = False
-        """True if the last reading may not have read everything."""
+        """True if the last call of ``read`` may have left data in the pipe."""
 
     def read(self) -> tuple[list[_Frame], bool]:
         """Wait for data; return the complete frames, those read ahead first, and whether the stream has ended."""
@@ -121,7 +121,7 @@ class Inbox:
 
 
 class Outbox:
-    """Channel for whole messages to the tracer through ``descriptor``; the tracer's end is detected elsewhere."""
+    """Pipe ``descriptor`` to the tracer, for whole messages; writes after the tracer's end are ignored."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -136,7 +136,7 @@ class Outbox:
         self._send_ends()
 
     def end(self, program: int) -> None:
-        """Request the end of a program once; usable in a signal handler, which may have interrupted ``send``."""
+        """Request the end of a program, once; a signal handler, which may have interrupted ``send``, may call this."""
         if program not in self._ended:
             self._ended.add(program)
             self._ends.append(End(program))
@@ -172,8 +172,9 @@ class TracerGuard:
     """
     Guard of a tracer that is a child of this process.
 
-    If the tracer is killed, ``before`` is called while it still holds its threads, and ``after`` when it has released
-    them, both in the guard's thread. When the constructor returns, the tracer is guarded, unless it cannot be traced.
+    If the tracer is killed, the guard's thread calls ``before`` while the kernel holds the tracer at its exit, and
+    ``after`` when the tracer's threads are released. When the constructor returns, the tracer is guarded, unless it
+    cannot be traced.
     """
 
     def __init__(self, process: subprocess.Popen[bytes], before: Callable[[], None], after: Callable[[], None]) -> None:
@@ -187,7 +188,11 @@ class TracerGuard:
         is_guarded.wait(_PATIENCE)
 
     def wait(self, seconds: float | None = None) -> int:
-        """Wait for the end of the tracer and return its exit code; raise ``subprocess.TimeoutExpired``."""
+        """
+        Wait for the end of the tracer and return its exit code.
+
+        Raise ``subprocess.TimeoutExpired`` after ``seconds``.
+        """
         # Waiting for the process itself would take the stops that are for the guard.
         self._thread.join(seconds)
         if self._thread.is_alive():
@@ -197,10 +202,10 @@ class TracerGuard:
 
 def watch_for_death(pid: int, before: Callable[[], None], after: Callable[[], None], begun: Callable[[], None]) -> bool:
     """
-    Wait for the end of a tracer; if it is killed, call ``before`` while it still holds its threads, then ``after``.
+    Wait for the end of a tracer; if it is killed, call ``before`` while it is held at its exit, and then ``after``.
 
-    Call ``begun`` as soon as the kernel will stop the tracer at its exit. If the tracer cannot be traced, call
-    ``begun`` as well, and return False at once.
+    Call ``begun`` when this thread traces the tracer. If the tracer cannot be traced, call ``begun``, too, and return
+    False at once; otherwise return True.
     """
     try:
         ptrace_calls.seize_for_exit(pid)

@@ -34,23 +34,24 @@ __all__ = ["AddressSpace", "LocalIds", "PageReader"]
 @dataclass(slots=True, eq=False)
 class LocalIds:
     """
-    Thread ids in a nested PID namespace: the local ids of a process's threads that its handlers know, by global id.
+    Local thread ids of a process in a nested PID namespace, of the threads that its handlers can identify.
 
-    Other processes that run in its memory, after vfork, are not included.
+    They are keyed by the id in the tracer's namespace. Other processes that run in the memory, after vfork, are not
+    included.
     """
 
     pid: int
     by_thread: dict[int, int] = field(default_factory=dict)
     is_full: bool = False
-    """True if there was a thread without room in the table: handlers would not recognize it."""
+    """True if the table had no room for a thread, which handlers could not identify."""
 
     @classmethod
     def of(cls, pid: int) -> LocalIds | None:
-        """Return an empty table for the threads of a process, None if they have the same ids in both namespaces."""
+        """Return an empty table for the threads of a process; None if they have the same ids in both namespaces."""
         return cls(pid) if len(ids_of(pid)) > 1 else None
 
     def local_of(self, tid: int) -> int | None:
-        """Return the id of a thread in the namespace of its process, None if the thread has ended."""
+        """Return the id of a thread in the namespace of its process; None if the thread has ended."""
         local = self.by_thread.get(tid)
         if local is None and (found := ids_of(tid)):
             local = self.by_thread[tid] = found[-1]
@@ -63,9 +64,9 @@ _JUMP_SIZE = 5
 
 class PageReader:
     """
-    Reader of nearby places in a process's memory, with one system call for each page.
+    Reader of nearby addresses in a process's memory, with one system call for each page.
 
-    Its data may be as old as the reader, so create a new one for each purpose.
+    It caches pages without a limit of time: create a new reader for each purpose.
     """
 
     def __init__(self, memory: int) -> None:
@@ -101,12 +102,12 @@ class PageReader:
 @dataclass(slots=True, eq=False)
 class AddressSpace:
     """
-    The memory that one process or (after vfork) several processes run in.
+    The memory of one process, or after vfork of several processes.
 
-    ``former`` contains breakpoints that were removed: a thread may have run into one just before. ``files`` contains
-    the address ranges, (start, end, file offset), of each file. ``symbols`` are the addresses of symbols that handlers
+    ``former`` has the breakpoints that were removed: a thread may have executed one just before. ``files`` has the
+    address ranges, (start, end, file offset), of each file. ``symbols`` are the addresses of symbols that handlers
     push, by the number of the program and the probed file (device, inode). ``shared_with`` are processes that are not
-    traced any more but may still run in this memory: meanwhile it has no breakpoints.
+    traced any more but may still run in this memory, which has no breakpoints until they have left it.
     """
 
     memory: int
@@ -119,7 +120,7 @@ class AddressSpace:
     symbols: dict[tuple[int, tuple[int, int]], dict[str, int]] = field(default_factory=dict)
     shared_with: set[int] = field(default_factory=set)
     has_sharers: bool = False
-    """True if several processes have run in it at once, apart from a vfork child while its parent waits."""
+    """True if several processes have run in the memory at the same time, other than by vfork."""
     by_probe: dict[Probe, dict[Breakpoint, None]] = field(default_factory=dict)
     slots: Slots = field(default_factory=Slots)
     patches: Patches = field(default_factory=Patches)
@@ -130,43 +131,51 @@ class AddressSpace:
     gadgets: tuple[int, int] | None = None
     """Addresses of a system call instruction and of a return from a signal (0: not found); None before the search."""
     made_gadgets: tuple[int, bytes] | None = None
-    """Address of such instructions written by the tracer, and the bytes there before, if the program has none."""
+    """
+    Address of such instructions that the tracer has written, and the bytes there before.
+
+    None: it has written none.
+    """
     watchpoints: tuple[Watchpoint, ...] = ()
     unwinding: ProcessSpace | None = None
-    """Unwind tables; None before a stack is requested, and after its mappings have changed."""
+    """Unwind tables; None before the first stack, and after mappings have changed."""
     told_mappings: tuple[Mapping, ...] = ()
     """Mappings of code that were reported to the client, if it wants such reports."""
     semaphores: dict[int, int] = field(default_factory=dict)
-    """Semaphores that are raised here, each with the address of a breakpoint that needs it."""
+    """Semaphores that were incremented, each with the address of a breakpoint that needs it."""
     lowered: list[int] = field(default_factory=list)
-    """Semaphores that were lowered again, which is not yet reported to the client."""
+    """Semaphores that were decremented, which is not yet reported to the client."""
     unwritten: set[int] = field(default_factory=set)
     """Addresses of breakpoints that are not in memory, because jumps are about to replace them."""
     postponed: set[tuple[int, int]] = field(default_factory=set)
     """Probepoints, (program, probepoint) each, whose jumps wait for memory that is not mapped yet."""
     copied_from: int = 0
-    """Process of which this memory is a copy, while both wait for the same jumps; otherwise 0."""
+    """Id of the process of which this memory is a copy, while both wait for the same jumps; otherwise 0."""
     joining: dict[int, frozenset[tuple[int, int]]] = field(default_factory=dict)
     """
     Probepoints, (program, probepoint) each, that a program is about to add where other programs have jumps.
 
-    The keys are addresses of breakpoints. The present jumps, which lack these probepoints, stay until others replace
-    them.
+    The keys are addresses of breakpoints. The present jumps, which lack these probepoints, remain until new jumps
+    replace them.
     """
     served: ServedPages | None = None
-    """Look-up of pages that only a server can deliver, for another user's process; None for this user's."""
+    """
+    Look-up of pages that only a user-space server can deliver (userfaultfd), for another user's process.
+
+    Else None.
+    """
     awaited: tuple[Breakpoint, ...] = ()
-    """Breakpoints at return addresses that are absent only because the memory is shared with a vfork child."""
+    """Breakpoints at return addresses that are withdrawn while the memory is shared with an untraced vfork child."""
 
     @classmethod
     def of_thread(cls, tid: int, word_size: Literal[4, 8]) -> AddressSpace:
-        """Open the memory of a stopped thread; raise OSError if the thread is gone."""
+        """Open the memory of a stopped thread; raise OSError if the thread has ended."""
         memory = os.open(f"/proc/{tid}/mem", os.O_RDWR | os.O_CLOEXEC)
         return cls(memory, word_size, "shstk" in process_field(tid, "x86_Thread_features"), served=ServedPages.of(tid))
 
     @classmethod
     def closed(cls, word_size: Literal[4, 8]) -> AddressSpace:
-        """Return the space of a program whose memory must not be accessed."""
+        """Return the address space of a process whose memory must not be accessed."""
         return cls(-1, word_size, has_shadow_stack=False)
 
     @property
@@ -220,7 +229,7 @@ class AddressSpace:
 
     def _mend_code_of(self, child: AddressSpace) -> None:
         """
-        Overwrite the rest of unknown jumps in a forked child by the code that this space has there.
+        Overwrite the remains of unregistered jumps in a forked child by the code that this space has there.
 
         A jump may have been removed, and its trampoline reused for another one, since the kernel copied the memory.
         """
@@ -252,7 +261,7 @@ class AddressSpace:
         return bytes(code)
 
     def unwind_space(self, tid: int) -> ProcessSpace:
-        """Return the memory as a stack walk reads it; ``tid`` is a thread in it."""
+        """Return the memory for unwinding; ``tid`` is the id of a thread in it."""
         if self.unwinding is None:
             from dprobes.platform.linux.thread_stack import space_of
 
@@ -260,12 +269,12 @@ class AddressSpace:
         return self.unwinding
 
     def served_page(self, address: int, size: int) -> int | None:
-        """Return the first address in a range that only a server can deliver (``ServedPages``); None if none is."""
+        """Return the first address in a range that only a server can deliver (``ServedPages``); None: no address."""
         page = None if self.served is None else self.served.first(self.memory, address, size)
         return None if page is None else max(page, address)
 
     def renew(self) -> None:
-        """Write every breakpoint again that is missing from memory."""
+        """Write all breakpoints that are missing from memory."""
         reader = PageReader(self.memory)
         for address, breakpoint_ in self.breakpoints.items():
             if address in self.patches.by_site or address in self.unwritten:
@@ -336,7 +345,7 @@ class AddressSpace:
             self.by_probe.setdefault(probe, {})[breakpoint_] = None
 
     def end_joining(self, served: dict[int, set[tuple[int, int]]]) -> None:
-        """Remove probepoints, by the addresses of breakpoints, from those that wait for jumps."""
+        """Remove the probepoints ``served``, keyed by the addresses of breakpoints, from ``joining``."""
         for address in [address for address in served if address in self.joining]:
             left = self.joining[address] - served[address]
             if left:
@@ -417,7 +426,7 @@ class AddressSpace:
     # Semaphores of USDT probes
 
     def needed_semaphores(self) -> dict[int, list[int]]:
-        """Return the semaphores that breakpoints need to be raised, each with the addresses of these breakpoints."""
+        """Return the semaphores that breakpoints need, each with the addresses of these breakpoints."""
         needed: dict[int, list[int]] = {}
         for breakpoint_ in self.breakpoints.values():
             for semaphore in set(breakpoint_.semaphores.values()):
@@ -430,7 +439,7 @@ class AddressSpace:
         self.semaphores[semaphore] = breakpoint_
 
     def lower_unneeded(self) -> None:
-        """Lower the semaphores that no breakpoint needs; call it before the last breakpoint that did is withdrawn."""
+        """Decrement the semaphores that no breakpoint needs; call this before their last breakpoint is withdrawn."""
         if not self.semaphores:
             return
         needed = self.needed_semaphores()
@@ -441,7 +450,7 @@ class AddressSpace:
                 self._lower(semaphore)
 
     def forget_semaphores(self) -> None:
-        """Forget semaphores that no breakpoint needs, without lowering them: their memory has other content now."""
+        """Forget semaphores that no breakpoint needs, without a write: their memory has other content now."""
         needed = self.needed_semaphores() if self.semaphores else {}
         gone = [semaphore for semaphore in self.semaphores if semaphore not in needed]
         for semaphore in gone:
@@ -449,7 +458,7 @@ class AddressSpace:
         self.lowered += gone
 
     def take_lowered(self) -> tuple[int, ...]:
-        """Return the lowered semaphores that are not reported to the client yet, and forget them."""
+        """Return the decremented semaphores that are not reported to the client yet, and forget them."""
         lowered, self.lowered = tuple(self.lowered), []
         return lowered
 

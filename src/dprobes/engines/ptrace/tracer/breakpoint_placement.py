@@ -57,7 +57,7 @@ def write_memory(memory: RemoteMemory, thread: Thread, address: int, data: bytes
     """
     Write at most 4096 bytes, and return the tracer's breakpoints whose instructions were changed.
 
-    Raise ``AddressFault`` for the first byte that the program itself could not write; nothing is changed then.
+    Raise ``AddressFault``, and write nothing, for the first byte that the probed program itself could not write.
     """
     end = address + len(data)
     if (served := thread.space.served_page(address, len(data))) is not None:
@@ -106,7 +106,7 @@ def _write_pages(memory: RemoteMemory, thread: Thread, address: int, data: bytes
 
 
 def is_mapped_writable(thread: Thread, address: int) -> bool:
-    """Return whether the program mapped the page of ``address`` for reading and writing."""
+    """Return whether the probed program has mapped the page of ``address`` readable and writable."""
     try:
         mapping = mapping_at(thread.tid, address)
     except TargetError:
@@ -129,7 +129,7 @@ class BreakpointPlacer:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self.native: frozenset[int] | None = None
-        """Probepoints whose breakpoints are not written at first, because jumps will replace them; None for none."""
+        """Probepoints whose breakpoints are not written at first, because jumps will replace them; None: none."""
 
     def place(
         self,
@@ -144,7 +144,7 @@ class BreakpointPlacer:
         """
         Place those breakpoints of a program that are missing in a file with these mappings.
 
-        ``inherited`` memory may contain breakpoints of the tracer that are not recorded.
+        With ``inherited``, the memory is a copy of a traced one, and may have breakpoints that are not recorded.
         """
         path = mappings[0].path if mappings else ""
         ranges = [(each.start, each.end, each.offset) for each in mappings]
@@ -161,7 +161,7 @@ class BreakpointPlacer:
             self.raise_semaphores(space, thread)
 
     def raise_semaphores(self, space: AddressSpace, thread: Thread) -> None:
-        """Raise the semaphores that breakpoints need, if they are mapped already."""
+        """Increment the semaphores that breakpoints need, if they are mapped."""
         needed = {s: places for s, places in space.needed_semaphores().items() if s not in space.semaphores}
         ready = {s: places for s, places in needed.items() if is_mapped_writable(thread, s)}
         if ready:
@@ -325,10 +325,10 @@ def awaits_jump(breakpoint_: Breakpoint, native: Collection[int] | None, mine: I
 
 def awaits_list(breakpoint_: Breakpoint) -> bool:
     """
-    Return whether a breakpoint is only for the loader's reports, and can be listed in the process beforehand.
+    Return whether a breakpoint is only for the dynamic linker's reports: the process's manifest can list it first.
 
-    The list is created with the memory for handlers: ``remove_left`` removes the breakpoint after all processes of the
-    run were killed.
+    The manifest is created with the memory for handlers. By it ``remove_left`` removes the breakpoint after all
+    processes of dprobes were killed.
     """
     return not breakpoint_.probes() and breakpoint_.own.keys() == {Role.LINKER}
 
@@ -361,7 +361,7 @@ def await_postponed(space: AddressSpace) -> set[Probe]:
 
 
 def tell_placed(connection: Connection, pid: int, probes: Iterable[Probe]) -> None:
-    """Report to the client that probepoints are placed in a process, so that it can request their jumps."""
+    """Report to the client that probepoints are placed in a process; the client may then request jumps."""
     numbers: dict[int, list[int]] = {}
     for probe in probes:
         numbers.setdefault(probe.program.number, []).append(probe.number)
@@ -370,7 +370,7 @@ def tell_placed(connection: Connection, pid: int, probes: Iterable[Probe]) -> No
 
 
 def join_jumps(space: AddressSpace, program: InsertedProgram, native: frozenset[int]) -> None:
-    """Keep jumps of other programs until new jumps include ``native`` probepoints of this program."""
+    """Keep jumps of other programs until new jumps include this program's ``native`` probepoints."""
     for breakpoint_ in space.breakpoints.values():
         probes = breakpoint_.probes()
         mine = {probe for probe in probes if probe.program is program}

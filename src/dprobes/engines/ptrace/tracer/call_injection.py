@@ -1,15 +1,15 @@
 """
 System calls that a stopped thread executes for the tracer, transparently to the program.
 
-* The thread runs a ``syscall; ret`` that is in its memory anyway, between the stops of PTRACE_SYSCALL. Static programs
-  may contain no return from a signal; then the tracer writes the instructions into the unused end of a page of code.
-  The thread is never single-stepped: the SIGTRAP of a step is forced, and resets its disposition in a program that
-  blocks or ignores it.
-* If the tracer dies meanwhile, the thread returns into a signal frame as the kernel builds it for a handler. It
+* The thread executes a ``syscall; ret`` of its own code, between the stops of PTRACE_SYSCALL. Static executables may
+  contain no call of rt_sigreturn(2); then the tracer writes the instructions into the unused end of a page of code. The
+  thread is never single-stepped: the SIGTRAP of a step is forced, and resets its disposition in a program that blocks
+  or ignores it.
+* If the tracer is killed meanwhile, the thread returns into a signal frame as the kernel builds it for a handler. It
   executes rt_sigreturn(2), which restores its registers, signal mask and FPU state.
 * Its registers are restored at an event stop: there the kernel still restarts a system call that it was in.
-* Signals are held until the call is over. All other threads of the address space are stopped, since the frame may be in
-  memory that is not really free (a small stack of a coroutine). That memory is restored afterwards.
+* Signals are held until the call is over. All other threads of the address space are stopped, because the frame may be
+  in memory that is in use (a small stack of a coroutine). That memory is restored afterwards.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ _ENOSYS = (1 << 64) - errno.ENOSYS
 """Value of the result register while a system call is executed."""
 
 _SEARCHED = 1 << 20
-"""Bytes of code that are read at once in the search for gadgets."""
+"""Number of bytes of code that are read at once in the search for gadgets."""
 _SEARCHED_MAX = 1 << 30
 _SEARCHED_MAPPINGS = 1 << 13
 """Maximum bytes and mappings that are searched: a process can map any number of pages without gadgets."""
@@ -88,7 +88,7 @@ _FRAME_SIZE = 4096
 """Upper limit in bytes of the size of a signal frame without the state of the floating-point unit."""
 
 _PATIENCE = 2.0
-"""Seconds that an injected system call may sleep: none of them waits for anything."""
+"""Maximum number of seconds for which an injected system call may sleep; none of them should."""
 
 _NO_ROOM = "the stack has no room for a signal frame"
 
@@ -96,15 +96,15 @@ _REST = (StopKind.EVENT, int(Event.STOP))
 
 
 class InjectionError(Exception):
-    """Error: no system call can be made in a process, which has not been changed."""
+    """Error that no system call can be injected into a process; the process is unchanged."""
 
 
 class ThreadBusyError(InjectionError):
-    """Error: a thread cannot make a system call at the moment."""
+    """Error that a thread cannot make a system call at present."""
 
 
 class OccupiedError(InjectionError):
-    """Error: the process already has a mapping at the requested address."""
+    """Error that the process has a mapping at the requested address."""
 
 
 class Call(Protocol):
@@ -116,10 +116,10 @@ class Call(Protocol):
 
 def may_inject(thread: Thread) -> bool:
     """
-    Return whether a process may be made to execute a system call at all.
+    Return False for a process with a seccomp filter, and for a thread with a shadow stack.
 
-    A seccomp filter may end the process for a call that it does not expect. A thread with a shadow stack cannot return
-    into a frame that is not on that stack.
+    A seccomp filter may kill the process for an unexpected system call. A thread with a shadow stack cannot return into
+    a frame that is not on that stack.
     """
     return not thread.space.has_shadow_stack and process_field(thread.tid, "Seccomp") in ("", "0")
 
@@ -127,11 +127,11 @@ def may_inject(thread: Thread) -> bool:
 @contextlib.contextmanager
 def injecting(thread: Thread) -> Iterator[Call]:
     """
-    Make system calls in a thread that has stopped without a signal to be delivered; the others must be stopped.
+    Return a context manager that yields a function for system calls in a thread, and restores the thread's state.
 
-    Raise ``InjectionError`` if that is not possible here. If the thread is killed, raise ``ThreadGoneError`` with its
-    end, or ``ProcessLookupError`` if the end is not reported yet. Otherwise the thread's state is restored, and it is
-    at an event stop.
+    The thread must have stopped without a signal to be delivered, and all others of its address space must be stopped.
+    At the end it is at an event stop. Raise ``InjectionError`` if no call can be made. If the thread is killed, raise
+    ``ThreadGoneError`` with its end, or ``ProcessLookupError`` if the end is not reported yet.
     """
     space = thread.space
     gadgets = _gadgets(thread)
@@ -206,9 +206,9 @@ def _gadgets(thread: Thread) -> tuple[int, int]:
 
 def _code_of(tid: int) -> Iterator[Mapping]:
     """
-    Iterate over the mappings of a process that are searched for gadgets, each part of a file once.
+    Iterate over the executable mappings of a process in the order of the search for gadgets, each part of a file once.
 
-    Code of files comes first: its pages are present, whereas code that a program generates may change.
+    Code of files comes before generated code, which may change.
     """
     try:
         files, _ = code_mappings(tid)
@@ -310,7 +310,7 @@ class _Session:
         self._advance(StopKind.EVENT)
 
     def send_stops(self) -> None:
-        """Send the stop signals again that arrived during the calls: they cannot be blocked."""
+        """Send stop signals, which cannot be blocked, again if they arrived during the calls."""
         for number in self._stops:
             with contextlib.suppress(OSError):
                 process_calls.send_signal(self._thread.pid, self._thread.tid, number)
@@ -339,9 +339,9 @@ class _Session:
         """
         Wait for the next stop of the thread, and return its wait status.
 
-        A call that sleeps too long is interrupted. If that does not help either, the thread is no longer waited for: it
-        returns by its signal frame, as after the tracer's death. Another process that shares its files or memory can
-        cause this.
+        A call that sleeps longer than ``_PATIENCE`` seconds is interrupted. If it still sleeps, the tracer gives it up:
+        the thread returns through its signal frame, as after the tracer's death. Another process that shares its files
+        or memory can cause this.
         """
         thread = self._thread
         try:

@@ -2,8 +2,7 @@
 The tracer's end of the two pipes to the client.
 
 The client must never delay the target: frames are kept in a bounded buffer, and records that do not fit are refused
-(the caller counts them as lost). The tracer waits only for the answer to a question, and not while the client is
-stopped.
+(the caller counts them as lost). The tracer waits only for the reply to a request, and not while the client is stopped.
 """
 
 from __future__ import annotations
@@ -39,29 +38,29 @@ _BUFFER_LIMIT = 16 << 20
 
 _CHUNK = 1 << 16
 _DELAY = 0.005
-"""Seconds that a record may wait to be sent together with others."""
+"""Maximum number of seconds for which a record waits to be sent together with others."""
 
 _RETRY = 5
 """Milliseconds until writing to a full pipe is retried."""
 
 _LOOK = 100
-"""Milliseconds without an answer after which the tracer checks whether the client is stopped."""
+"""Milliseconds without a reply after which the tracer checks whether the client is stopped."""
 
 
 _RESTORER_PATIENCE = 1000
-"""Milliseconds that the restorer may take to read a message."""
+"""Maximum number of milliseconds for the restorer to read a message."""
 
 
 class ClientGoneError(Exception):
-    """Error: the client closed its end or died."""
+    """Error that the client has closed its end of the pipes, or was killed."""
 
 
 class Connection:
     """
     Exchange of frames with the client.
 
-    ``incoming`` and ``outgoing`` are descriptors of two pipes. SIGIO is sent to this process when data arrives; it must
-    not be sent when the client only makes room for more.
+    ``incoming`` and ``outgoing`` are descriptors of two pipes. The kernel sends SIGIO to this process when data
+    arrives, but not when the client has read data.
     """
 
     def __init__(self, incoming: int, outgoing: int) -> None:
@@ -86,7 +85,11 @@ class Connection:
         return bool(self._messages)
 
     def flush_if_due(self) -> float | None:
-        """Send frames that have waited long enough; return the seconds until the next call, None if none waits."""
+        """
+        Send frames that have waited for ``_DELAY`` seconds.
+
+        Return the seconds until the next call, None: no frames.
+        """
         if not self._waiting:
             return None
         remaining = self._due - time.monotonic()
@@ -96,7 +99,7 @@ class Connection:
         return _RETRY / 1000 if self._waiting else None
 
     def use_restorer(self, descriptor: int, pid: int) -> None:
-        """Report to the process ``pid`` through a pipe, from now on, what it must restore if the tracer is killed."""
+        """Send messages from now on to the restorer, the process ``pid``, through the pipe ``descriptor``, too."""
         if descriptor >= 0:
             process_calls.allow_tracer(pid)
             os.set_blocking(descriptor, False)
@@ -104,7 +107,7 @@ class Connection:
             self.tell_restorer(TracerBegun(os.getpid()))
 
     def tell_restorer(self, message: object) -> None:
-        """Send a message to the restorer, before the event that it reports; close the pipe if nothing reads it."""
+        """Send a message to the restorer, before the change that it reports; close the pipe if the restorer is dead."""
         if self._restorer < 0:
             return
         frame = memoryview(pack_message(message))
@@ -154,7 +157,7 @@ class Connection:
         return True
 
     def flush(self) -> None:
-        """Send as much of the queue as the pipe takes."""
+        """Write as much of the queue as the pipe accepts."""
         waiting = self._waiting
         try:
             while waiting:
@@ -173,11 +176,10 @@ class Connection:
 
     def await_answer(self, number: int, is_the_end: Callable[[object], bool]) -> Sites | None:
         """
-        Wait for the answer to the question ``number``; raise ``ClientGoneError`` if there will be none.
+        Wait for the reply to the request ``number``; raise ``ClientGoneError`` at the end of the stream.
 
-        ``is_the_end`` returns whether a message asks the tracer to end; then the answer is not waited for.
-
-        Return None if the client is stopped (Ctrl-Z): it answers when it is continued.
+        Raise it, too, if ``is_the_end`` returns True for a message, which requests the tracer's end. Return None if the
+        client is stopped (Ctrl-Z): it replies when it is continued.
         """
         poll = select.poll()
         poll.register(self._incoming, select.POLLIN)
@@ -194,14 +196,14 @@ class Connection:
             self._fill()
 
     def open(self, descriptor: int) -> int:
-        """Open a file of the client's by its descriptor there; raise OSError if access is denied."""
+        """Open the file with a descriptor in the client, and return a descriptor; raise OSError if access is denied."""
         return os.open(f"/proc/{self.client}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
 
     def _client_is_stopped(self) -> bool:
         return thread_state(self.client) in ("T", "t")
 
     def close(self) -> None:
-        """Send all queued frames, regardless of the time (the targets are released already), and close."""
+        """Send all queued frames, and close the pipes; this may wait, because the targets are detached already."""
         poll = select.poll()
         poll.register(self._outgoing, select.POLLOUT)
         while self._waiting:
@@ -211,7 +213,7 @@ class Connection:
         os.close(self._incoming)
 
     def close_in_child(self) -> None:
-        """Close the pipes in a child of this process, so that the client detects the end of this process."""
+        """Close the pipes in a child of this process: otherwise the client would not detect the end of this process."""
         os.close(self._outgoing)
         os.close(self._incoming)
         if self._restorer >= 0:

@@ -9,8 +9,8 @@ A process can be handed to a debugger (``exit 1``), stopped at the probed instru
 all its threads are detached before the debugger attaches. A pending SIGSTOP keeps them from running program code in
 between.
 
-For a core dump (``exit 3``) all threads of a process are held while a child of the tracer writes the file. The tracer
-continues with all other processes meanwhile. Stops of the held threads are kept, and handled afterwards.
+For a core dump (``exit 3``) all threads of a process remain stopped while a child of the tracer writes the file. The
+tracer continues with all other processes meanwhile. Stops of the held threads are kept, and handled afterwards.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _INIT = 1
 
 
 class Detacher:
-    """Detaching of threads, after moving them to where the program itself would be."""
+    """Detacher of threads; it moves them first to the state that they would have without the tracer."""
 
     def __init__(
         self,
@@ -226,7 +226,7 @@ class Detacher:
                 ptrace_calls.detach(thread.tid, number)
 
     def _settle_all(self, threads: list[Thread], *, give_back: bool = False) -> dict[Thread, int]:
-        """Move stopped threads to where the program itself would be; return the signals to resume them with."""
+        """Move stopped threads to their state without the tracer; return the signals to resume them with."""
         signals: dict[Thread, int] = {}
         for thread in threads:
             number = self._signals.get(thread.tid, 0)
@@ -278,7 +278,7 @@ class Detacher:
                     yield thread
 
     def _settle(self, thread: Thread) -> int:
-        """Move a stopped thread to where the program itself would be; return the signal to resume it with."""
+        """Move a stopped thread to its state without the tracer; return the signal to resume it with, or 0."""
         self._debug_registers.clear(thread)
         number = self._signals.pop(thread.tid, 0)
         self._counter.before_detachment(thread)
@@ -382,7 +382,7 @@ class CoreDumps:
         """
         Begin a core dump of a stopped thread's process; its registers are set to the probed instruction.
 
-        Return False, with a report to the user, if no file can be written; the thread must then be resumed.
+        Return False, and report the reason to the user, if no file can be written; the caller then resumes the thread.
         """
         path = os.path.join(program.core_directory, f"core.dprobes.{thread.pid}")
         try:
@@ -515,7 +515,7 @@ def _state(thread: Thread, dump: _Dump, word_size: int) -> HeldThread:
 
 
 def _visible(address: int, thread: Thread, dump: _Dump) -> int:
-    """Return the address where a thread would be without the tracer: not after a breakpoint's byte nor in a slot."""
+    """Return a thread's instruction pointer without the tracer: not after a breakpoint's byte, and not in a slot."""
     space = thread.space
     if (address - 1 in space.breakpoints or address - 1 in space.former) and _is_trapped(thread, dump):
         return address - 1

@@ -5,8 +5,8 @@ A return instruction is a hit at once. After a tail call the function has not re
 its return address, which is still on top of the stack. The hit occurs when the same thread arrives there with the stack
 pointer that the return leaves. No return address is ever rewritten.
 
-A ``longjmp`` or an exception leaves such functions without a return. It is not known which functions these are, so
-pending returns are only marked, and given up when the thread is seen above them on the stack.
+A ``longjmp`` or an exception leaves such functions without a return. The tracer cannot know which functions. So it
+marks all pending returns, and gives those up whose frames are below the thread's stack pointer later.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class ReturnHit(NamedTuple):
 
 
 class Returns:
-    """Returns of threads from functions; ``context`` is that of the current thread."""
+    """Detector of returns from functions; ``context`` is that of the current thread."""
 
     def __init__(self, state: TracerState, context: ThreadContext, patcher: Patcher) -> None:
         self._connection = state.connection
@@ -133,7 +133,7 @@ class Returns:
         return [ReturnHit(p.probe, p.site, p.entry) for p in reversed(found) if p.probe.concerns(thread.pid)]
 
     def unwinding(self, thread: Thread) -> None:
-        """Mark pending returns as doubtful, because functions are about to be left without a return."""
+        """Mark pending returns as doubtful: stack frames are about to be discarded without a return."""
         for pending in thread.returns:
             pending.doubtful = True
 
@@ -247,7 +247,7 @@ def _dropped(raw: bytes) -> int:
 
 
 def _give_up(thread: Thread, top: int) -> None:
-    """Forget the doubtful returns below ``top``: the thread has left those functions."""
+    """Forget the doubtful returns whose frames are below ``top``: the thread has left those functions."""
     if any(pending.doubtful for pending in thread.returns):
         thread.returns = [p for p in thread.returns if not (p.doubtful and p.top <= top)]
 

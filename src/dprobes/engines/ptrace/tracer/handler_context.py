@@ -1,9 +1,9 @@
 """
 The ``Context`` of a handler on a stopped thread.
 
-Memory is accessed as the program would access it. The tracer's breakpoints are hidden and stay in place (a byte written
-under one becomes its original byte). An access that is forbidden to the program is a fault. A write is done as a whole
-or not at all.
+Memory is accessed as the probed program would access it. The tracer's breakpoints are hidden and remain (a byte written
+under one becomes its original byte). An access that the program itself could not make is a fault. A write is done as a
+whole or not at all.
 """
 
 from __future__ import annotations
@@ -486,7 +486,7 @@ class ThreadContext:
             raise OSError
 
     def _is_served(self, address: int, size: int) -> bool:
-        """Return whether memory must first be delivered by a server."""
+        """Return whether only a user-space server (userfaultfd, FUSE) can deliver a page of the range."""
         space = self._thread.space
         return space.served is not None and space.served_page(address, size) is not None
 

@@ -2,8 +2,8 @@
 Signals of threads in the engine's code in a process, and signals that arrive during a step.
 
 An instruction of a handler that accesses memory and faults has a fix-up: an address where the thread continues. A trial
-that fails (``SitePatch.stops``) is treated as if the thread had run into the breakpoint: with the registers of the
-program, at the probed instruction.
+that fails (``SitePatch.stops``) is handled as a breakpoint: the thread is moved to the probed instruction, with the
+registers of the probed program.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class HeldSignals:
         return number
 
     def hold_stop(self) -> None:
-        """Keep a group stop: let the thread continue as if it had not been reported, and report it again afterwards."""
+        """Keep a group stop: the thread continues its step, and the group stop takes effect afterwards."""
         self._stops = True
 
     def give_back(self) -> int:
@@ -187,10 +187,10 @@ def set_back(space: AddressSpace, stop: NativeStop, registers: RegisterWords) ->
 
 def leave_to_us(thread: Thread, registers: RegisterWords, info: ctypes.Array[ctypes.c_int32]) -> bool:
     """
-    Move a stopped thread to an instruction whose hit a handler in its process leaves to the tracer.
+    Move a thread that has stopped in a handler's code, which leaves the hit to the tracer, to the probed instruction.
 
-    If the instruction has a copy, the thread is moved to that. Return False if the thread has stopped for something
-    else. ``registers`` are the thread's; ``info`` is a buffer for the ``siginfo``.
+    If the instruction has a copy, the thread is moved to the copy. Return False if the thread has stopped for another
+    reason. ``registers`` are the thread's, and are changed; ``info`` is a buffer for the ``siginfo``.
     """
     space = thread.space
     if not is_in_native_stop(space, registers[_RIP]):

@@ -1,11 +1,11 @@
 """
 Counting of hits: most are counted when they are handled, others when the outcome of their instruction is known.
 
-Most instructions that access memory complete, and a stop only to verify that costs as much as the hit itself. So the
-thread runs on from the slot with a *pending* hit, and its next stop shows the outcome of the instruction. After a fault
-the thread is still at the slot's start, and then it was no hit. A thread that does not stop by itself is checked after
+Most instructions that access memory complete, and a stop to verify that takes as long as the hit itself. So the thread
+continues from the slot with a *pending* hit, and its next stop shows the outcome of the instruction. After a fault the
+thread is still at the slot's start, and the hit does not count. A thread that does not stop by itself is checked after
 some milliseconds. Hits cannot be pending with limits (passcount, maxhits), which must be exact at the next hit of
-another thread, nor if an action must follow the instruction immediately.
+another thread, or if an action must follow the instruction immediately.
 
 When a program ends or is replaced while others continue, a hit whose instruction was executed is counted. A hit whose
 instruction was not executed is given up for the program; the results of other programs' handlers are kept, so that
@@ -148,14 +148,14 @@ class HitCounter:
         self.drop(thread)
 
     def drop(self, thread: Thread) -> None:
-        """Forget a pending hit, if there is one, whose instruction was not executed."""
+        """Discard the thread's pending hit, if it has one: the instruction was not executed."""
         if thread.hit.state is HitState.PENDING:
             thread.hit.follow(HitEvent.GIVEN_UP)
             self._pending.pop(thread.tid, None)
             self.emitter.emit([], thread.hit.queued)
 
     def forget(self, thread: Thread) -> None:
-        """End the hit of a thread that another thread's exec has ended; a pending hit is counted."""
+        """End the hit of a thread that another thread's execve has ended; a pending hit is counted."""
         if thread.hit.state is HitState.PENDING:
             self.complete(thread)
         thread.hit.end()
@@ -178,7 +178,7 @@ class HitCounter:
                 self._pending.pop(tid, None)
                 continue
             if now - hit.looked_at >= _PATIENCE and thread.state is ThreadState.RUNNING:
-                # Not more often: a thread that waits for a processor executes nothing between two stops.
+                # Not more often: a thread that waits for a CPU executes nothing between two stops.
                 hit.looked_at = now
                 self._look_at(thread)
             if now - hit.since >= _ORDERLY and tid in self._pending:
@@ -244,11 +244,11 @@ class Settler:
 
     @staticmethod
     def forget(thread: Thread, program: InsertedProgram) -> None:
-        """Remove a program's share in the hit of a thread that is not counted yet."""
+        """Remove a program's results from the hit of a thread that is not counted yet."""
         thread.hit.handled = _of_others(thread.hit.handled, program)
 
     def count_now(self, thread: Thread) -> None:
-        """Count the hit of a thread that cannot stop in the instruction, which it will complete without a stop."""
+        """Count the hit of a thread that cannot stop now; it will complete the instruction without a stop."""
         hit = thread.hit
         if hit.state is HitState.PENDING:
             self._counter.complete(thread)
@@ -305,7 +305,7 @@ class WatchpointHits:
 
     def take(self, thread: Thread, outer: RegisterWords) -> bool:
         """
-        Handle the watchpoints that a stopped thread has hit; return False if its trap has another reason as well.
+        Handle the watchpoints that a stopped thread has hit; return False if its trap has another reason, too.
 
         ``outer`` are the registers that the context uses again afterwards.
         """

@@ -1,9 +1,9 @@
 """
-Handling of hits: the handler, the original instruction, the record; and of traps that are not hits.
+Handling of stops with SIGTRAP: hits, with their handlers, the probed instruction and the records, and other traps.
 
-A thread that has stopped with SIGTRAP is moved to the probed instruction. The handlers of all programs that probe it
-run on its registers and memory. Then the instruction is carried out, and only then are the hits counted and their
-records emitted.
+A thread that has stopped with SIGTRAP is moved to the probed instruction. The handlers of all programs that probe this
+instruction run on the thread's registers and memory. Then the instruction is executed. After that the hits are counted,
+and their records are emitted.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class HitHandler:
             self._skip(thread, breakpoint_)
 
     def _end_parking(self, thread: Thread, stop: NativeStop) -> None:
-        """Carry out the exit of a handler in the process, whose hit is counted; the thread is at the site."""
+        """Carry out an ``exit`` of a handler in the process, whose hit was counted there; the thread is at the site."""
         thread.parked = None
         program = self._programs.numbered(stop.program)
         probe = None if program is None else program.probes.get(stop.probe)
@@ -215,7 +215,7 @@ class HitHandler:
         self._stopper.resume(thread, number_now)
 
     def _is_unaligned(self, thread: Thread) -> bool:
-        """Return whether a handler's access failed only because the program checks alignment; update the registers."""
+        """Return whether a handler's access faulted only because the program has set EFLAGS.AC; read the registers."""
         patches = thread.space.patches
         if not patches.starts:
             return False
@@ -336,11 +336,7 @@ class HitHandler:
         return False
 
     def _leave_early(self, thread: Thread, skip: Handled) -> bool:
-        """
-        Let a thread return at once from the function that it enters; if that is impossible, return False.
-
-        The user is then warned.
-        """
+        """Make a thread return at once from the function that it enters; warn the user and return False on failure."""
         assert skip.outcome is not None
         registers, space = self._registers, thread.space
         problem = "the process has a shadow stack, which 'skip' cannot change" if space.has_shadow_stack else None

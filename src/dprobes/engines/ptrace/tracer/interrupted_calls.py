@@ -9,8 +9,7 @@ Linux restarts most interrupted calls if no signal handler ran, with the rest of
 * waits that are restarted with their whole timeout: io_pgetevents, and reading a terminal with VTIME; or with the time
   that was left when they were interrupted, regardless of the duration of the stop: select and ppoll.
 
-This module defines which calls these are, when such a wait is over, and what it returns then. It does not decide when
-threads stop.
+This module has these calls, and determines the end of such a wait and its return value. It does not stop threads.
 """
 
 from __future__ import annotations
@@ -131,9 +130,9 @@ _RING_EXTENDED, _RING_ABSOLUTE, _RING_REGISTERED = 1 << 3, 1 << 5, 1 << 6
 
 def call_of(registers: RegisterWords, space: AddressSpace) -> tuple[_Call, tuple[int, ...], int] | None:
     """
-    Return the call that a stopped thread was in, with its arguments and their word size.
+    Return the call that a stopped thread was in, with its arguments and their word size in bytes.
 
-    Return None if the kernel handles the call correctly by itself.
+    Return None if the kernel restarts the call correctly by itself.
     """
     size = ptrace_calls.word_size(registers)
     number = registers[Register.ORIG_RAX]
@@ -195,7 +194,7 @@ def interrupted_wait(thread: Thread, registers: RegisterWords, now: float) -> In
 def _limit(
     thread: Thread, call: _Call, arguments: tuple[int, ...], size: int, *, at_terminal: bool
 ) -> tuple[float, int] | None:
-    """Return the seconds that a call waits, and its result then; None if it has no timeout, or that is unknown."""
+    """Return the timeout of a call in seconds, and its result at the timeout; None if it has none, or it is unknown."""
     if at_terminal:
         # Most files are not terminals, which is quickly determined.
         if not _is_device(thread.tid, arguments[0]):
@@ -298,10 +297,10 @@ class Waits:
     the call returns, so that no later wait is mistaken for it. It is stopped again when the timeout, if any, is over.
     Only the result is changed in its registers and memory.
 
-    The stop at the return is needed even without a timeout. The kernel queues signals for a traced process that it
-    ignores, and wakes one thread for each. If another thread takes the signal first, which is likelier on a busy
-    machine, the call of the woken thread fails with EINTR, and no other stop shows that. A wait that has not been
-    stopped before is not protected.
+    The stop at the return is needed even without a timeout. The kernel queues signals that a traced process ignores,
+    and wakes one thread for each. If another thread dequeues the signal first, which is more likely on a busy machine,
+    the call of the woken thread fails with EINTR, and no other stop shows that. A wait that was not stopped before is
+    not protected.
     """
 
     def __init__(self) -> None:
@@ -431,9 +430,9 @@ class Waits:
 
 # Steps in which threads sleep: how such a thread continues after a stop, and how its entry into the kernel is detected.
 #
-# The thread is still in the slot, with its hit unfinished, and the kernel has forgotten at the stop the event that was
-# to end the step. If it just ran on, its departure from the slot would not be noticed, and a system call would return
-# into the slot.
+# The thread is still in the slot, and its hit unfinished. At the stop the kernel has discarded the request that would
+# end the step. If the thread continued, no stop would show when it leaves the slot, and a system call would return into
+# the slot.
 
 
 def step_on(thread: Thread, registers: RegisterWords) -> bool:

@@ -1,7 +1,7 @@
 """
-Placement of breakpoints and watchpoints by an address space's mappings and the client's answers about files.
+Placement of breakpoints and watchpoints by an address space's mappings and the client's sites in files.
 
-The client answers once for each file and program; the tracer asks again only about files that it has not seen.
+The tracer requests the sites once for each file and program.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ class ModuleBreakpoints:
         self._awaits_jumps = False
 
     def learn(self, pid: int) -> None:
-        """Ask the client about the files that a running process maps, so that it need not be stopped for that."""
+        """Request the sites in the files that a process maps, while it runs: then it is not stopped for the replies."""
         with contextlib.suppress(TargetError):
             for key in _by_file(code_mappings(pid)[0]):
                 self._files.of_file(key, pid, self._programs)
 
     def answered(self, sites: Sites) -> None:
-        """Use an answer that was not waited for, because the client was stopped, and place its sites."""
+        """Place the sites of a late reply, for which the tracer did not wait because the client was stopped."""
         key = self._files.answered(sites)
         if key is None:
             return
@@ -82,7 +82,7 @@ class ModuleBreakpoints:
         """
         Record the ``known`` sites of a program, and request those in all other files that are mapped now.
 
-        Return False if the client does not answer.
+        Return False if the client does not reply.
         """
         for key, sites in known.items():
             self._files.enter(program, sites, key)
@@ -97,7 +97,7 @@ class ModuleBreakpoints:
         return True
 
     def obstacle_to(self, program: InsertedProgram, spaces: Iterable[AddressSpace]) -> ProbeStatus | None:
-        """Return the status of a program's first breakpoint that cannot be placed, None if all can."""
+        """Return the status of a program's first breakpoint that cannot be placed; None if all can be placed."""
         for space in spaces:
             reader = PageReader(space.memory)
             for site, address, path in self.places(space, program):

@@ -46,13 +46,12 @@ ENTRIES_MAX = 1 << 14
 
 class Entry(NamedTuple):
     """
-    The beginning of a call: the time, and registers by their index.
+    The entry of a call: the time, and registers by their index.
 
     A call is identified by its process, its probepoint, and its frame: the address of its return address. No two active
-    calls of a function have the same frame, on any stack and any thread, except those that a tail call leads to. The
-    entry of a function that is left by a jump is therefore removed, and stored with the return that is awaited. A
-    function that was left without a return (``longjmp``, an exception) leaves its entry behind, until the same frame is
-    entered again or there are too many entries.
+    calls of a function have the same frame, on any stack and any thread, except after tail calls. So the entry of a
+    function that is left by a tail call is moved to the pending return. The entry of a function that is left without a
+    return (``longjmp``, an exception) remains until the same frame is entered again, or there are too many entries.
     """
 
     time: int
@@ -204,9 +203,9 @@ class Slot(NamedTuple):
     """
     An out-of-line slot.
 
-    ``site`` is the address of the original instruction, ``end`` the address after the copy. ``is_free`` means that
-    threads run through it without a stop, because the instruction cannot fault. ``leads_on`` means that they may do so
-    if it is checked later whether the instruction has faulted. ``trap`` is the address of the int3, or 0.
+    ``site`` is the address of the original instruction, ``end`` the address after the copy. With ``is_free`` threads
+    execute the slot without a stop, because the instruction cannot fault. With ``leads_on`` they may do so if a later
+    check shows whether the instruction has faulted. ``trap`` is the address of the int3, or 0.
     """
 
     address: int

@@ -1,10 +1,10 @@
 """
 Removal of probepoints while the processes run, and of all the tracer's changes to their memory.
 
-Memory that was changed or mapped in a process is restored or unmapped. A page of code that contained a breakpoint is a
-copy of the file's page, and stays one when the byte is restored. It becomes the file's page again by
-madvise(MADV_DONTNEED), which the process itself has to call. If its content then differs from before, another process
-had changed it too, and that change is restored.
+Memory that was changed in a process is restored, and memory that was mapped is unmapped. A page of code that had a
+breakpoint is a private copy of the file's page, even after the byte is restored. madvise(MADV_DONTNEED), which the
+process itself must call, discards the copy. If the content then differs from before, another tool had changed the page,
+too, and that change is written again.
 """
 
 from __future__ import annotations

@@ -52,10 +52,10 @@ __all__ = ["ORPHAN_AGE", "Attachment", "Identities", "ProcessTree", "Seizer"]
 
 class Identities:
     """
-    Reports of the identities of threads, made with ``send``.
+    Reporter of the names and user ids of threads, through ``send``.
 
-    The client looks identities up itself, with two exceptions. A process that was just created may soon call
-    execve. The /proc entry of a thread that has ended exists only until the tracer waits for the thread.
+    The client reads them itself from /proc, with two exceptions: a new process may soon call execve, and the /proc
+    entry of a thread that has ended exists only until the tracer waits for the thread.
     """
 
     def __init__(self, send: Callable[[object], None]) -> None:
@@ -333,7 +333,7 @@ class ProcessTree:
 
 
 class SharingError(Exception):
-    """Error: a process that runs in the memory of another one cannot be seized."""
+    """Error that a process that shares the memory of a probed process cannot be seized."""
 
     def __init__(self, pid: int, error: OSError) -> None:
         super().__init__(pid, error)

@@ -1,10 +1,10 @@
 """
 Insertion and end of programs, and the switch-over from a program to another one, without losing a hit.
 
-Handlers run in the tracer, one at a time, so the exchange happens between two hits. Breakpoints that threads have run
-into but that are not handled yet count for the new program. A hit whose instruction may or may not have been executed
-is settled before, with all threads stopped. It is counted, or given up, and then the thread hits again. Breakpoints
-that both programs need stay, and other programs are not affected.
+Handlers run in the tracer, one at a time, so the exchange happens between two hits. Breakpoints that threads have
+executed, but that are not handled yet, count for the new program. A hit whose instruction may or may not have been
+executed is settled first, with all threads stopped: it is counted, or given up, and then the thread hits again.
+Breakpoints that both programs need are kept, and other programs are not affected.
 
 Errors in the new program are detected before anything is changed, as far as possible.
 """

@@ -70,9 +70,9 @@ class SlotMaker:
     """
     Allocator of slots.
 
-    A slot is in a page that an injected mmap(2) provides, once for each module. If the process must not be made to call
-    that, or the call fails, it is in the padding after the module's code. If that is full or too far away, there is no
-    slot, and the instruction is stepped in place with all other threads stopped.
+    Slots are in a page that an injected mmap(2) provides, once for each module. If no call can be injected, or mmap(2)
+    fails, they are in the padding after the module's code. If the padding is full or too far away, there is no slot,
+    and the instruction is stepped in place with all other threads stopped.
     """
 
     def __init__(self, stopper: Stopper, connection: Connection) -> None:
@@ -619,6 +619,6 @@ class Stepper:
 
 
 def _stands_at(thread: Thread, address: int, registers: RegisterWords) -> bool:
-    """Read ``registers`` again, and return whether the thread is at ``address``."""
+    """Read the thread's registers into ``registers``, and return whether the thread is at ``address``."""
     ptrace_calls.get_registers(thread.tid, registers)
     return bool(registers[_RIP] == address)

@@ -3,11 +3,11 @@ Stops of threads: waiting for them, requesting them, and resuming threads.
 
 Rules that this module keeps:
 
-* A thread that has run into a breakpoint is stopped after the breakpoint's byte, in the middle of an instruction. If
-  the tracer is killed, the kernel resumes the thread, with the SIGTRAP if the stop has not been waited for yet.
-  Otherwise there is no signal, and the thread would execute the rest of the instruction as if it were one. (In the
-  kernel ``wait_task_stopped`` forgets the signal, and ``ptrace_stop`` delivers what is left of it.) So the instruction
-  pointer is corrected before waitpid takes the stop from the kernel.
+* A thread that has executed a breakpoint is stopped after the breakpoint's byte, in the middle of an instruction. If
+  the tracer is killed, the kernel resumes the thread: with SIGTRAP if the stop has not been waited for, otherwise
+  without a signal. Then the thread would execute the rest of the instruction as an instruction. (In the kernel
+  ``wait_task_stopped`` clears the signal that ``ptrace_stop`` delivers.) So the instruction pointer is corrected before
+  the stop is waited for.
 * A stop that is reported while another one is awaited is kept and handled later; none is lost.
 * A thread that cannot stop now (it waits in the kernel) is not waited for: it stops before it runs user code again.
 * Stops are transparent to the thread: its system calls do not fail because of them, and its signals keep their order

@@ -154,8 +154,8 @@ class UnwatchedMemory:
     """
     Stack memory for emulation that refuses watched words.
 
-    Debug registers do not detect the tracer's own accesses. An emulation that would access a watched word fails here,
-    and the thread makes the access itself, in a step.
+    Debug registers do not detect the tracer's own accesses. So an emulation that accesses a watched word fails, and the
+    thread makes the access itself, in a step.
     """
 
     def __init__(self, memory: StackMemory, space: AddressSpace) -> None:

@@ -1,11 +1,11 @@
 """
 The tracer process: ``python -m dprobes.engines.ptrace.tracer.tracer_process READ-DESCRIPTOR WRITE-DESCRIPTOR MODULE``.
 
-A single loop takes a stop that the kernel reports, handles it, and resumes the thread. It ends when the targets are
-gone, when the client ends the last program or dies, or on SIGTERM. In every case all breakpoints are removed
-first, and threads that have just run into one are moved back to the original instruction.
+A single loop waits for a stop, handles the stop, and resumes the thread. The loop ends when all targets have ended,
+when the client ends the last program, exits or is killed, or on SIGTERM. In each case all breakpoints are removed
+first, and threads that have just executed one are moved back to the original instruction.
 
-Signals are blocked and taken with sigtimedwait, so that no event is lost between a check and a wait.
+Signals are blocked, and received by sigtimedwait(2): no event is lost between a check and a wait.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Programs of a tracer: their processes, variables and probepoints, and the client's answers about files."""
+"""Programs of a tracer: their processes, variables and probepoints, and their sites in files."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ class InsertedProgram:
         )
 
     def enter(self, sites: Sites, file: tuple[int, int], warn: Callable[[str, str | None], None]) -> list[Probe]:
-        """Add the probepoints and handlers of an answer; return those that were removed before they were added."""
+        """Add the probepoints and handlers of a reply; return probepoints that were removed before they were added."""
         found: tuple[Site | WatchSite, ...] = (*sites.sites, *sites.watches)
         removed = []
         for site in found:
@@ -181,7 +181,7 @@ class InsertedProgram:
         self.counters.note_changes(count)
 
     def probe(self, number: int) -> Probe | None:
-        """Return the probepoint of a site, None for one of the engine's own."""
+        """Return the probepoint with a number; None for -1, the number of the engine's own sites."""
         return self.probes[number] if number >= 0 else None
 
     def remove(self, numbers: Iterable[int]) -> list[Probe]:
@@ -221,16 +221,16 @@ class Programs(list[InsertedProgram]):
         return min(guard.due_in(now) for _, guard in guards), found
 
     def is_the_end(self, message: object) -> bool:
-        """Return whether a message asks for the removal of the last program."""
+        """Return whether a message requests the removal of the last program."""
         return isinstance(message, End) and [message.program] == [program.number for program in self]
 
 
 class FileSites:
     """
-    Sites of programs in files, as the client answers.
+    Sites of programs in files, which the client sends on request.
 
-    The client is asked once for each file and program. While it is stopped its answers are not waited for: they are
-    used when they arrive.
+    There is one request for each file and program. While the client is stopped, the tracer does not wait for replies:
+    it uses them when they arrive.
     """
 
     def __init__(self, connection: Connection, programs: Programs) -> None:
@@ -242,7 +242,7 @@ class FileSites:
     def of_file(
         self, key: FileKey, pid: int, programs: Sequence[InsertedProgram]
     ) -> list[tuple[InsertedProgram, Sites]]:
-        """Return the sites of programs in a file that a process maps, without programs that await an answer."""
+        """Return the sites of programs in a file that a process maps, except programs whose reply is outstanding."""
         asked: dict[InsertedProgram, int] = {}
         for program in programs:
             if key not in program.known:
@@ -257,7 +257,7 @@ class FileSites:
         return [(program, program.known[key]) for program in programs if key in program.known]
 
     def complete(self, program: InsertedProgram, key: FileKey, pid: int) -> bool:
-        """Request a program's sites in a file before its insertion; return False if the client does not answer."""
+        """Request a program's sites in a file before its insertion; return False if the client does not reply."""
         answer = self._connection.await_answer(self._ask(program, key, pid), self._programs.is_the_end)
         if answer is None:
             return False
@@ -277,9 +277,9 @@ class FileSites:
 
     def answered(self, sites: Sites) -> FileKey | None:
         """
-        Use an answer that was not waited for, because the client was stopped; return the key of its file.
+        Use a late reply, for which the tracer did not wait because the client was stopped; return the key of its file.
 
-        Return None if no such answer is outstanding.
+        Return None if no such reply is outstanding.
         """
         known = next((known for known, number in self._unanswered.items() if number == sites.number), None)
         if known is None:
@@ -294,7 +294,7 @@ class FileSites:
         self._enter(program, sites, key)
 
     def forget(self, program: InsertedProgram) -> None:
-        """Ignore outstanding answers for a program."""
+        """Ignore outstanding replies for a program."""
         for known in [known for known in self._unanswered if known[0] is program]:
             del self._unanswered[known]
 

@@ -100,7 +100,7 @@ class ExitRequest(NamedTuple):
 
 
 class ThreadGoneError(Exception):
-    """Error: a thread ended, with the wait status ``status``, while it was to execute something for the tracer."""
+    """Error that a thread ended, with the wait status ``status``, while it executed code for the tracer."""
 
     def __init__(self, status: int) -> None:
         super().__init__(status)
@@ -108,7 +108,7 @@ class ThreadGoneError(Exception):
 
 
 STRANGE = (OSError, ArithmeticError, ValueError, struct.error)
-"""Exceptions that unexpected values in a thread's registers or memory cause: failing calls and invalid numbers."""
+"""Exceptions that unexpected values in a thread's registers or memory can cause."""
 
 
 @dataclass(slots=True, eq=False)
@@ -194,7 +194,7 @@ class Thread:
     trapped: int = 0
     """Address of the breakpoint that the thread has run into, until the hit is handled (``Stopper``); otherwise 0."""
     is_left_to_us: bool = False
-    """True if a handler in the process has left the hit at ``trapped`` to the tracer."""
+    """True if a handler in the process has stopped for the tracer to handle the hit at ``trapped``."""
     parked: NativeStop | None = None
     """Place where its handler in the process has ended with an exit code that the tracer must handle."""
     awaits_jumps: bool = False
@@ -206,7 +206,7 @@ class Thread:
     is_outside: bool = False
     """True if its process is in no program's scope, and is traced only because it shares memory with one that is."""
     exit_request: ExitRequest | None = None
-    """Request of a handler that concerns the whole process."""
+    """Request of a handler's ``exit`` for the process; None if there is none."""
     debug: DebugState = field(default_factory=DebugState)
     wait: InterruptedWait | None = None
     """Wait that a stop has interrupted, and that would fail or last too long by itself, until it returns."""

@@ -1,8 +1,8 @@
 """
 Waits for the end of running handlers in processes, and changes of programs while no jumps lead to handlers.
 
-The counts and records of handlers are complete only after the handlers have ended. What a handler has left without an
-end can be released only when no handler runs.
+The counts and records of handlers are complete only after the handlers have ended. Locks and ring entries of a handler
+that was left before its end can be released only when no handler runs.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _HANDLER_PAUSE, _HANDLER_PAUSE_MAX = 0.0002, 0.05
 _HOLD_PATIENCE = 0.1
 """Seconds to wait for threads that may be in handlers, while others are stopped for that."""
 _HANDLER_PATIENCE = 2.0
-"""Seconds to wait for handlers to end: a thread may have to wait for a processor."""
+"""Maximum number of seconds to wait for handlers to end: a thread may have to wait for a CPU."""
 
 
 class HandlerEnds:
@@ -75,7 +75,7 @@ class HandlerEnds:
             while (left := look - time.monotonic()) > 0:
                 if not go_on():
                     signal.sigtimedwait([signal.SIGCHLD], left)
-            # A thread that waits for a processor makes no progress if it is stopped whenever it gets one.
+            # A thread that waits for a CPU makes no progress if it is stopped whenever it gets one.
             pause = min(2 * pause, _HANDLER_PAUSE_MAX)
             present = [thread for thread in waiting if self._threads.get(thread.tid) is thread]
             waiting = self._in_handlers([thread for thread in present if thread.space in code], code)
@@ -112,10 +112,10 @@ class HandlerEnds:
 
     def release(self, message: ReleaseMemory) -> None:
         """
-        Release what handlers of a program have left without an end, and report whether that was possible.
+        Clear the words of a message, which handlers of a program have left before their end; report the result.
 
-        A running handler has ended, or was left, once its thread has been seen elsewhere. The words may be taken again
-        meanwhile, so they are cleared at a moment in which no thread is in a handler.
+        A handler has ended, or was left, when its thread was seen outside of it. Other handlers may use the words
+        meanwhile: so they are cleared at a moment when no thread is in a handler.
         """
         spaces = [s for s in self._threads.spaces() if s.is_open and message.program in s.patches.memories]
         waiting: set[int] | None = None
@@ -250,7 +250,7 @@ class JumpWaits:
         self._until: dict[Thread, float] = {}
         """End of the wait of each thread, in seconds of the monotonic clock."""
         self._work: dict[Thread, tuple[float, float]] = {}
-        """Client's processor time at the beginning and at the last check, by thread that waits on its own."""
+        """The client's CPU time at the beginning and at the last check, by thread that waits on its own."""
         self._held: set[Thread] = set()
         """Threads that have stopped to wait."""
         self._spaces: dict[AddressSpace, float] = {}
@@ -341,7 +341,7 @@ class JumpWaits:
 
 
 def _processor_time(pid: int) -> float:
-    """Return the processor time of a process in seconds, 0 if it has ended (clock_getcpuclockid(3))."""
+    """Return the CPU time of a process in seconds; 0 if it has ended (clock_getcpuclockid(3))."""
     try:
         return time.clock_gettime(~pid << 3 | 2)
     except OSError:

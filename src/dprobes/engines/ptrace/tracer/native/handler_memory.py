@@ -1,11 +1,11 @@
 """
-Memory that a stopped process maps for handlers, transparently to its program.
+Memory that a stopped process maps for handlers, by injected system calls.
 
-The client's file is passed with SCM_RIGHTS (unix(7)), as one process passes files to another. The process creates a
-socket, to which the tracer sends through a duplicate of it (``process_calls.send_file``). So the file needs no path,
-and may belong to another namespace; no descriptor stays open in the process. Two mappings are not of the client's file.
-One is a page with a table of threads, followed by room for calls, whose contents a child of the process does not
-inherit. The other is a manifest (``restorer_messages``), which a child does inherit.
+The client's file is passed with SCM_RIGHTS (unix(7)): the process creates a socket, and the tracer sends the descriptor
+through a duplicate of the socket (``process_calls.send_file``). So the file needs no path, and may belong to another
+namespace; no descriptor remains open in the process. Two mappings are not of the client's file. One is the process page
+(``native.process_page``), with room for the entries of calls, which a forked child does not inherit. The other is the
+manifest (``restorer_messages``), which a child inherits.
 """
 
 from __future__ import annotations
@@ -90,10 +90,10 @@ def share_memory(
     tell: Callable[[FilesShared], None],
 ) -> NativeMemory:
     """
-    Map the tracer's files, (descriptor, size) each, and room for ``calls`` in a process; other threads must be stopped.
+    Map the tracer's files, (descriptor, size) each, and room for ``calls`` in a process; all threads must be stopped.
 
-    ``tell`` reports beforehand which files these are, in case the tracer is killed. Raise ``InjectionError`` if it is
-    not possible; then no mapping is left.
+    ``tell`` reports the files to the restorer before they are mapped. Raise ``InjectionError``, after unmapping all, if
+    that fails.
     """
     manifest = memory_file(MANIFEST_FILE_NAME, MANIFEST_SIZE)
     try:

@@ -413,7 +413,7 @@ class Patcher:
         self._connection.send(SitesPatched(number, pid, tuple(sorted(done)), tuple(refused)))
 
     def _let_plan_again(self, message: PatchSites, why: str) -> None:
-        """Ask for other jumps, because the process has mapped something at the place of their code."""
+        """Request other jumps from the client, because the process has mapped memory at the addresses of their code."""
         refused = tuple((probe, why) for patch in message.patches for probe in patch.probes)
         self._connection.send(SitesPatched(message.program, message.pid, (), refused, is_occupied=True))
 
@@ -575,9 +575,10 @@ class Patcher:
 
     def lead_on(self, thread: Thread, number: int) -> bool:
         """
-        Move a thread that has jumped into the middle of a jump, and stopped for the trap there, to the copy.
+        Move a thread that has branched into the middle of a jump, and stopped for the trap there, to the copy.
 
-        This happens with a context that was saved before the jump was written. Return whether the thread was moved.
+        This happens when a context is restored that was saved before the jump was written. Return whether the thread
+        was moved.
         """
         if number not in _TRAPS or not thread.space.patches.by_site:
             return False

@@ -315,7 +315,7 @@ class ThreadPlaces:
             self._saved = self._words_saved(resumed)
 
     def _words_saved(self, wanted: frozenset[int]) -> frozenset[int] | None:
-        """Return which addresses are anywhere in the memory of the program; None if that cannot be determined."""
+        """Return those of the ``wanted`` addresses that memory contains as words; None if that cannot be determined."""
         tid = self._threads[0].tid
         try:
             pointers = [pointer for thread in self._threads for pointer in self._pointers(thread)]
