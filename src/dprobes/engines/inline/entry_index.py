@@ -1,12 +1,12 @@
 """
-Index of the entries of several rings, copied to the client's memory, in the order of their time.
+Index of the entries of several rings, which are copied to the client's memory, sorted by time.
 
 ::
 
     rings ─► buffer ─► lines, sorted within each part ─► merged lines ─► packed records
-                                                              └─ younger entries stay for the next reading
+                                                              └─ later entries wait for the next reading
 
-The routines in ``native.routines`` do all work for each single entry; Python code handles parts, groups and batches.
+The routines in ``native.routines`` process single entries; Python code processes parts, groups and batches.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def thread_key(pid: int, tid: int) -> int:
 
 
 class ThreadNames:
-    """Table of the known threads; a walk lists the threads of the records that it finds in the buffer ``seen``."""
+    """Table of the known threads; a walk writes the keys of the threads with records to the buffer ``seen``."""
 
     def __init__(self) -> None:
         self._region = Region(NAMES.size + _SPACE)
@@ -84,13 +84,13 @@ class ThreadNames:
         self._table = SharedHash(self._region, NAMES)
         self._nameless: set[int] = set()
         self._programs: dict[int, tuple[int, int] | None] = {}
-        """The executables of processes, as far as they were read: device and inode of the file."""
+        """The executables of processes, by process id: device and inode number of the file; None: unknown."""
         self._last: dict[int, bytes] = {}
         """The row of the last known thread of each process, for its threads that remain unknown."""
         self._met: set[int] = set()
         """Processes that have mapped memory for handlers, or had a record before."""
         self.awaits_tracer = True
-        """True if messages of the tracer about threads may still be on their way."""
+        """True if messages of the tracer about threads may still arrive."""
         self._looked = 0
         self._learned = 0
         """The number of unknown threads in this reading."""
@@ -104,10 +104,10 @@ class ThreadNames:
 
     def learn(self, key: int) -> None:
         """
-        Look up a thread that has made a record; if that is impossible, mark it as unknown.
+        Add a thread that has written a record to the table, by a look-up in /proc, or mark it as unknown.
 
-        The tracer reports a new process before its first record, but that message may not have been read yet, and the
-        process may execute another program by now. So the first record of a process waits for the next reading.
+        The tracer reports a new process before its first record, but this process may not have read the message, and
+        the other one may have called execve. So the first record of a process waits for the next reading.
         """
         pid, tid = key >> 32, key & 0xFFFF_FFFF
         identity = None
@@ -135,7 +135,7 @@ class ThreadNames:
         self._know(key, identity)
 
     def begin_program(self, pid: int) -> None:
-        """Forget the threads of a process, which executes another program by now."""
+        """Forget the threads of a process that has called execve."""
         self._programs.pop(pid, None)
         self._met.add(pid)
         for key in list(self._table):
@@ -143,13 +143,17 @@ class ThreadNames:
                 self._table.discard(key)
 
     def settle(self) -> None:
-        """Name each unknown thread after another thread of its process."""
+        """Give each unknown thread the name and user id of another thread of its process."""
         for key in self._nameless:
             self._set(key, self._last.get(key >> 32, _ROW.pack(b"", 0, 0)))
         self._nameless.clear()
 
     def look_again(self, seen_end: int) -> None:
-        """Read the names of threads that make records again; the list of the last reading ends at ``seen_end``."""
+        """
+        Read the names of threads with records again.
+
+        The keys of the last reading end at the address ``seen_end``.
+        """
         for key in self._nameless:
             self._table.discard(_bytes(key))
         self._nameless.clear()
@@ -164,7 +168,7 @@ class ThreadNames:
         for key in due:
             pid, tid = key >> 32, key & 0xFFFF_FFFF
             identity = identity_of(pid, tid)
-            # A process that executes another program has another name, but the records before it have not arrived yet.
+            # A process that has called execve has another name, but earlier records may not have arrived yet.
             if identity is not None and (tid != pid or self._programs.get(pid) == program_of(pid)):
                 self._know(key, identity)
 
@@ -187,11 +191,11 @@ def _bytes(key: int) -> bytes:
 
 
 _SLACK = 1 << 16
-"""Bytes after a buffer into which an invalid entry may reach."""
+"""Number of bytes after a buffer, into which an invalid entry may reach."""
 
 _WORD = 8
 _NEVER = (1 << 63) - 1
-"""A time later than every other one."""
+"""A time that is later than all others."""
 
 
 class Part(NamedTuple):
@@ -208,7 +212,7 @@ class Part(NamedTuple):
 
 
 class EntryBuffer:
-    """Buffer for copies of entries; ``parts`` are pieces of rings, the older ones of each first."""
+    """Buffer of ``room`` bytes for copies of entries; ``parts`` are pieces of rings, the older ones of a ring first."""
 
     def __init__(self, room: int) -> None:
         self.room = room
@@ -223,7 +227,7 @@ class EntryBuffer:
         return self.parts[-1].end if self.parts else 0
 
     def add(self, size: int, ring: int | None = None, *, has_more: bool = False) -> None:
-        """Note that ``size`` bytes of a ring were copied to the end."""
+        """Record that ``size`` bytes of a ring were copied to the end of the buffer."""
         if size:
             self.parts.append(Part(self.end, self.end + size, ring, has_more))
 
@@ -269,8 +273,8 @@ class EntryIndex:
     """
     Index of the entries in a buffer of at most ``room`` bytes, whose records have the layout ``places``.
 
-    ``counts`` has a word for each of at most ``probes`` probepoints, with the number of its records. ``names`` is None
-    if records contain no name.
+    ``counts`` has the number of records, a word, of each of at most ``probes`` probepoints. ``names`` is None if
+    records have neither the name nor the user id of a thread.
     """
 
     def __init__(self, room: int, places: RecordPlaces, probes: int, names: ThreadNames | None) -> None:
@@ -293,11 +297,11 @@ class EntryIndex:
         """The address of the sorted lines, of which there are ``count``."""
         self.count = 0
         self.bound: int | None = None
-        """The time from which on rings may have records that are not in the buffer; None if they have no others."""
+        """Time from which on rings may have records that are not in the buffer; None if they have none."""
         self.last: dict[int, int] = {}
         """The time of the last record of each ring."""
         self.damaged = 0
-        """The number of pieces of rings with contents that are no entries."""
+        """Number of parts with contents that are no entries."""
 
     @property
     def groups(self) -> list[Group]:
@@ -308,9 +312,9 @@ class EntryIndex:
 
     def walk(self, buffer: EntryBuffer) -> bool:
         """
-        Walk over the parts of a buffer while there is room for their groups; return whether parts are left.
+        Walk over the parts of a buffer while there is room for their groups; return True if parts are left.
 
-        Parts that were walked are removed from the buffer.
+        Parts that were walked over are removed from the buffer.
         """
         walk = self._walk.words
         walk[Walk.LINE // _WORD] = self._first.address
@@ -380,14 +384,14 @@ class EntryIndex:
         return int(self._walk.words[Walk.REFUSED // _WORD])
 
     def limit(self, probes: int) -> None:
-        """Set the number of probepoints; entries of others are refused."""
+        """Set the number of probepoints; entries with other numbers are skipped and counted as refused."""
         self._walk.words[Walk.PROBES // _WORD] = min(probes, self._probes_max)
 
     def begin(self, reading: int, seen: Words | None, latest: int = _NEVER) -> None:
         """
-        Begin a reading; the keys of the threads with records are written to ``seen``.
+        Begin the reading with the number ``reading``; the walk writes the keys of threads with records to ``seen``.
 
-        Entries younger than ``latest`` are refused.
+        Records with a time after ``latest``, in nanoseconds, are refused.
         """
         walk = self._walk.words
         walk[Walk.LATEST // _WORD] = latest
@@ -403,7 +407,7 @@ class EntryIndex:
 
     @property
     def nameless(self) -> int:
-        """The number of records that were left without a name in this reading."""
+        """Number of records in this reading whose thread is unknown."""
         return int(self._walk.words[Walk.NAMELESS // _WORD])
 
     def count_before(self, time: int) -> int:
@@ -425,7 +429,7 @@ class EntryIndex:
         return word & 0xFFFF_FFFF, word >> 32
 
     def keep(self, buffer: EntryBuffer, first: int, other: EntryBuffer) -> None:
-        """Copy the entries from line number ``first`` on to the end of another buffer."""
+        """Copy the entries of the lines from number ``first`` on to the end of another buffer."""
         start, end = self.lines + first * LINE_SIZE, self.lines + self.count * LINE_SIZE
         place = other.address + other.end
         other.add(_copy()(start, end, buffer.address, place) - place)
@@ -437,7 +441,7 @@ class EntryIndex:
 
 
 _LENGTH_MAX = 1 << 16
-"""Maximum length of entries that are packed; longer ones are read one by one, as there cannot be many of them."""
+"""Maximum length in bytes of entries that are packed; longer ones are read one by one: there cannot be many."""
 _PROBE_BYTES = 3
 """Size in bytes of a probepoint's number in an entry; the fourth byte is the kind."""
 
@@ -457,7 +461,7 @@ class EntryPacker:
         self._packing = Words(PACKING_SIZE)
 
     def packed(self, index: EntryIndex, buffer: EntryBuffer, count: int) -> RecordTable | None:
-        """Return the entries of the first ``count`` lines; None if one is no record, or they do not form a table."""
+        """Return the records of the first ``count`` lines; None if an entry is no record, or cannot be packed."""
         _, order, _, _ = _functions()
         end = index.lines + count * LINE_SIZE
         parts: list[PackedRows] = []

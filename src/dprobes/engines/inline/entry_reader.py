@@ -1,9 +1,9 @@
 """
 Reader of the rings' entries: records in their canonical form, and ends of probepoints.
 
-Records are returned in the order of their time, from all rings together, and packed as they are in the rings. Entries
-younger than the start of a reading are kept for the next one. By then all older entries have arrived, except those of a
-thread that is not running.
+The records of all rings are returned in the order of their time, packed if possible. Entries that are later than the
+start of a reading are kept for the next one. By then all earlier entries have arrived, except those of preempted
+threads.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class SharedRing:
     """
     Reader of one ring.
 
-    Probed processes can write anything into it. If no handler can have written the contents, they are discarded, and
-    the ring is reset.
+    Probed processes can write anything into the ring. If no handler can have written the contents, they are discarded,
+    and the ring is reset.
     """
 
     def __init__(self, memory: memoryview, size: int, number: int = 0) -> None:
@@ -83,7 +83,7 @@ class SharedRing:
         self._address = ctypes.addressof(first)
         del first
         self._position: int = self._consumer[0] & ~7
-        """The position up to which the ring was read; the copy in shared memory is for handlers only."""
+        """The reader's position; its copy in shared memory is only written, for handlers."""
         self._left = 0
         self.skipped = 0
         """The number of entries skipped because their writers had abandoned them."""
@@ -92,7 +92,7 @@ class SharedRing:
 
     @property
     def stalled_at(self) -> int | None:
-        """The position of the first entry if it is incomplete, so that all entries after it wait; else None."""
+        """The position of the first entry if it is incomplete, and delays all entries after it; else None."""
         if not self.pending:
             return None
         length = self._lengths[(self._position & self.size - 1) >> 2]
@@ -104,7 +104,7 @@ class SharedRing:
         return self._position + self.pending
 
     def leave(self, end: int) -> None:
-        """Note that the writers of incomplete entries before position ``end`` have abandoned them."""
+        """Record that the writers of incomplete entries before the position ``end`` have abandoned them."""
         self._left = max(self._left, end)
 
     @property
@@ -124,9 +124,9 @@ class SharedRing:
 
     def window(self) -> memoryview:
         """
-        Return the complete entries up to the first incomplete one, or to the end of the ring's memory.
+        Return a view of the complete entries before the first incomplete one, or up to the end of the ring's memory.
 
-        ``advance`` gives their room back.
+        ``advance`` frees their room.
         """
         pending = self.pending
         start = self._position & self.size - 1
@@ -134,7 +134,7 @@ class SharedRing:
         return self._data[start : complete_end(self._lengths, start, end, is_cleared=True)]
 
     def advance(self, size: int) -> None:
-        """Give back the room of the first ``size`` bytes of ``window``."""
+        """Clear and free the room of the first ``size`` bytes of ``window``."""
         place = self._position & self.size - 1
         ctypes.memset(self._address + place, 0, size)
         self._go_on(size)
@@ -145,9 +145,9 @@ class SharedRing:
 
     def move(self, buffer: EntryBuffer, limit: int) -> bool:
         """
-        Move complete entries to a buffer: about ``limit`` bytes, but at least one entry, as far as the buffer has room.
+        Move complete entries to a buffer: about ``limit`` bytes, but at least one entry if the buffer has room.
 
-        Return False if there are entries, but none that is complete.
+        Return False if there are entries, but the first one is incomplete.
         """
         self._skip_left()
         pending = self.pending
@@ -183,9 +183,10 @@ class SharedRing:
 
     def skip(self, before: int | None = None) -> bool:
         """
-        Skip the first entry if it is incomplete; return whether it was.
+        Skip the first entry if it is incomplete; return True if it was skipped.
 
-        Only valid if its writer has abandoned it. With ``before``, only entries before that position are abandoned.
+        Only valid if its writer has abandoned it. If ``before`` is not None, the entry is skipped only if it is before
+        that position.
         """
         pending = self.pending
         place = self._position & self.size - 1
@@ -206,7 +207,7 @@ class SharedRing:
         return True
 
     def pieces(self) -> Iterator[bytes]:
-        """Iterate over complete entries as they are in the ring, many at once, and give their room back."""
+        """Iterate over complete entries, unchanged and many at a time, and free their room."""
         while size := len(window := self.window()):
             piece = bytes(window)
             window.release()
@@ -223,7 +224,7 @@ class SharedRing:
         return self.skipped > before
 
     def drain(self) -> list[bytes]:
-        """Return the data of all complete entries, and give their room back."""
+        """Return the data of all complete entries, and free their room."""
         return [piece[start:stop] for piece in self.pieces() for start, stop in entries_in(piece)]
 
     def close(self) -> None:
@@ -257,18 +258,18 @@ class SharedRings:
         return MapPlace(self._region.place + self._offset, MapShape.RINGS)
 
     def drain(self) -> list[bytes]:
-        """Return the data of all complete entries, ring by ring, and give their room back."""
+        """Return the data of all complete entries, ring by ring, and free their room."""
         return [entry for ring in self.rings for entry in ring.drain()]
 
     def pieces(self) -> list[bytes]:
-        """Return complete entries as they are in the rings, and give their room back."""
+        """Return complete entries, unchanged and many at a time, and free their room."""
         return [piece for ring in self.rings for piece in ring.pieces()]
 
     def rest(self) -> tuple[list[bytes], int]:
         """
-        Return all entries as ``pieces`` does, and the number of entries that stay incomplete.
+        Return all entries as ``pieces`` does, and the number of incomplete entries, which are skipped.
 
-        Only valid when no writer lives any more. Entries after an incomplete one are returned as well.
+        Only valid when all writers have ended.
         """
         pieces, skipped = self.pieces(), 0
         for ring in self.rings:
@@ -279,17 +280,17 @@ class SharedRings:
 
     def move(self, buffer: EntryBuffer, without: Collection[int] = ()) -> set[int]:
         """
-        Move complete entries to a buffer, from each ring as many as fit a processor's cache.
+        Move complete entries to a buffer, from each ring at most as many as fit into a CPU's cache.
 
-        The rings ``without`` give none. Return the numbers of the rings whose first entry is incomplete: the entries
-        after it wait for it.
+        Rings whose numbers are in ``without`` are omitted. Return the numbers of the rings whose first entry is
+        incomplete.
         """
         limit = max(_AT_ONCE // len(self.rings), _AT_ONCE_MIN)
         rings = [(number, ring) for number, ring in enumerate(self.rings) if number not in without]
         return {number for number, ring in rings if not ring.move(buffer, limit)}
 
     def move_rest(self, buffer: EntryBuffer) -> int:
-        """Move all entries as ``rest`` returns them; return the number of entries that stay incomplete."""
+        """Move all entries as ``rest`` returns them; return the number of incomplete entries."""
         skipped = 0
         for ring in self.rings:
             end = ring.end  # a handler that still writes must not make this an endless loop
@@ -300,7 +301,7 @@ class SharedRings:
         return skipped
 
     def drain_rest(self) -> tuple[list[bytes], int]:
-        """Return the data of the entries that ``rest`` returns, and the number of entries that stay incomplete."""
+        """Return the data of the entries that ``rest`` returns, and the number of incomplete entries."""
         pieces, skipped = self.rest()
         return [piece[start:stop] for piece in pieces for start, stop in entries_in(piece)], skipped
 
@@ -325,8 +326,7 @@ class StackEntries:
     """
     Unwinder for the call stacks in entries of a program; those that are keys go into its ``tables``.
 
-    Copies of stacks are unwound one by one as soon as they are read. That takes longer than all other work for a
-    record.
+    Each copy of a stack is unwound when its entry is read. That takes longer than all other work for a record.
     """
 
     def __init__(self, tables: Sequence[SharedStore], images: ProcessImages | None = None) -> None:
@@ -395,7 +395,7 @@ class StackEntries:
 
 
 def _copy_of(data: bytes) -> tuple[int, int, int, int]:
-    """Return the trailer of an entry; raise ``FormatError`` if the parts that it names are not in the entry."""
+    """Return the trailer of an entry; raise ``FormatError`` if its offsets and sizes exceed the entry."""
     end = len(data) - STACK_COPY.size
     if end < ENTRY_HEAD.size:
         raise FormatError(f"an entry with a copy of a stack has {len(data)} bytes", offset=0)
@@ -414,14 +414,14 @@ _NAMED = int(Item.PROCESS_NAME)
 _FLAGS = struct.Struct("<I")
 
 _BUSY = 32
-"""Divisor of the room: if a reading has moved more than this part of it, the next one follows at once."""
+"""Divisor of the rings' size: if a reading has moved more than this part, the next one follows at once."""
 
 _STUCK = 0.1
 """Maximum number of seconds to wait for a thread that does not complete its entry."""
 _NEVER = 1 << 63
 
 _HORIZON = 10_000_000
-"""Nanoseconds for which records wait for older ones of interrupted threads, unless the rate is very high."""
+"""Nanoseconds for which records wait for earlier ones of interrupted threads, unless the rate is very high."""
 _CALM = 0.1
 """Seconds after a busy reading until the rate counts as low again."""
 
@@ -433,7 +433,7 @@ _PATIENCE = 20
 
 
 def record_places(items: Item) -> RecordPlaces:
-    """Return the offsets of the header items that the routines need, in records with these items."""
+    """Return the offsets, in records with the header items ``items``, of those that the routines use."""
     flags = int(items | Item.MAJOR | Item.MINOR | Item.WIDE)
     shape = RowShape.of(flags, "little")
     time, uid = shape.place(Item.TIME), shape.place(Item.UID)
@@ -448,10 +448,10 @@ def record_places(items: Item) -> RecordPlaces:
 
 class RingReader:
     """
-    Reader of entries, of ``room`` bytes in a reading at most.
+    Reader of entries, at most ``room`` bytes in a reading.
 
-    ``stacks`` unwinds call stacks. ``ended`` collects the probepoints that have had their last hit, with their new
-    state; ``counts`` are the numbers of records of each probepoint.
+    ``stacks`` unwinds call stacks; None if there are none. ``ended`` collects the probepoints that have ended, with
+    their new states; ``counts`` has the number of records of each probepoint.
     """
 
     def __init__(self, items: Item, room: int, probes: int, stacks: StackEntries | None = None) -> None:
@@ -464,10 +464,10 @@ class RingReader:
         self._room = room
         self._reading = 0
         self.is_busy = False
-        """True if the last reading moved so many entries that the next one is to follow at once."""
+        """True if the last reading moved so many entries that the next one must follow at once."""
         self._waits = 0
         self._waiting: dict[int, tuple[int, float]] = {}
-        """The rings that wait for an incomplete entry: a lower bound of its time, and since when they wait."""
+        """The rings whose first entry is incomplete: a lower bound of its time, and the time when this was seen."""
         self._ahead: set[int] = set()
         """The rings from which more has been read than from others."""
         self._calm_from = 0.0
@@ -475,12 +475,12 @@ class RingReader:
         self._before = 0
         """The time at which the last reading began, in nanoseconds."""
         self.settled: int | None = 0
-        """The time in nanoseconds before which all records have been returned; None if all records have."""
+        """Monotonic time in nanoseconds; all earlier records were returned. None: all records were."""
         self.ended: list[tuple[int, ProbeState]] = []
         self._name_places: dict[int, int] = {}
         self._refused = 0
         self._ending: Collection[int] = range(probes)
-        """The probepoints that may have a last hit."""
+        """The probepoints that handlers may end."""
 
     @property
     def counts(self) -> Sequence[int]:
@@ -498,16 +498,16 @@ class RingReader:
         return self._index.refused + self._refused
 
     def limit(self, probes: int, ending: Collection[int]) -> None:
-        """Set the number of probepoints, and which of them may have a last hit."""
+        """Set the number of probepoints, and the numbers of those that handlers may end."""
         self._index.limit(probes)
         self._ending = ending
 
     @property
     def horizon(self) -> int:
         """
-        Nanoseconds for which records should be held back, as older ones may still arrive.
+        Nanoseconds for which records should be held back, because earlier ones may still arrive.
 
-        A thread may be interrupted after reading the clock for its record, and before writing the record.
+        A thread may be interrupted between reading the clock for its record and reserving room for the record.
         """
         return 0 if time.monotonic() < self._calm_from else _HORIZON
 
@@ -515,10 +515,10 @@ class RingReader:
         """
         Return the records in rings, each with its probepoint; ``move`` moves their entries to a buffer.
 
-        Records that are not older than ``before`` may be kept for the next reading; None means that this is the last
-        one. The second argument of ``move`` is the set of rings from which more was read already than from others.
-        ``move`` returns the rings in which entries wait for an incomplete one. Records younger than these outstanding
-        entries are kept as well.
+        Records at or after the time ``before``, in nanoseconds, may be kept for the next reading; None: this is the
+        last reading. The second argument of ``move`` is the set of rings from which more was read than from others.
+        ``move`` returns the rings whose first entry is incomplete; records that may be later than such an entry are
+        kept, too.
         """
         buffer, other = self._buffers
         kept = buffer.end
@@ -589,7 +589,7 @@ class RingReader:
         return [records] if records else []
 
     def _settled(self, buffer: EntryBuffer, other: EntryBuffer, before: int | None) -> list[Batch]:
-        """Name the records of unknown threads after another thread of their process."""
+        """Give the records of unknown threads the data of another thread of their process, and return all."""
         index = self._index
         assert self.names is not None
         self.names.settle()
@@ -627,7 +627,7 @@ class RingReader:
             self._refused += 1
 
     def _canonical(self, record: bytes) -> bytes:
-        """Return a record with its process name cut at the terminating zero, instead of padded with zeros."""
+        """Return a record with its process name cut after the NUL; in the ring it is padded with zeros."""
         (flags,) = _FLAGS.unpack_from(record)
         if not flags & _NAMED:
             return record

@@ -1,5 +1,5 @@
 """
-Code of the handlers for one process: routines, and a trampoline for each probepoint that has room nearby.
+Code of the handlers for one process: routines, and a trampoline for each probepoint, if there is free memory nearby.
 
 ::
 
@@ -64,7 +64,7 @@ __all__ = [
 ]
 
 _MANY = MANY // 2
-"""Number of instructions from which on windows are tried first: each page of a punned jump is a further mapping."""
+"""Number of instructions from which on windows are tried before punned jumps, each of which needs a mapping."""
 
 _SLACK = 64
 """Bytes by which the size of code may differ between two addresses, because displacements have short forms."""
@@ -77,11 +77,11 @@ _DISPLACED_MAX = 112 + len(OF_64_BITS)
 """Maximum size in bytes of displaced instructions and the jump back: five or six instructions, most of 1 or 2 bytes."""
 
 _LOOK_SIZE = 32
-"""Size in bytes of the code, for each of several handlers, that checks before a trial whether the handler is on."""
+"""Size in bytes of the code before a trial that checks, for each of several handlers, whether it is enabled."""
 
 
 class SiteHandler(NamedTuple):
-    """Handler of an instruction, and the surroundings of its code; None for those of the writer's program."""
+    """Handler of an instruction, and the surroundings of its code; None: those of the writer's program."""
 
     assembled: Assembled
     around: Surroundings | None = None
@@ -121,21 +121,21 @@ class CodeWriter:
         self._handlers: dict[int, dict[int, Sequence[SiteHandler]]] = {}
         """The handlers of each jump: by the jump's address, and then by the addresses of the instructions."""
         self._sizes: dict[tuple[tuple[int, ...], ...], int] = {}
-        """The approximate size in bytes of handlers, by the opcodes that they consist of."""
+        """The approximate size in bytes of handlers, by their opcodes."""
         self._has_switches = False
 
     def anew(self) -> CodeWriter:
         """
-        Return a writer for the same module and memory without any jumps, for handlers of several programs.
+        Return a writer without jumps for the same module and memory, for handlers of several programs.
 
-        It uses the routines of this one, which must be placed already.
+        It uses the routines of this writer, which must have been placed.
         """
         other = CodeWriter(self.module.unchanged(), self.space, self._facts, self._maps, self._rings, self._tables)
         other._runtime, other._mapped, other._has_switches = self._runtime, self._mapped, True
         return other
 
     def new_regions(self) -> list[tuple[int, int]]:
-        """Return (start, end) of all memory that is to be mapped, and was not returned before."""
+        """Return the ranges, (start, end), that must be mapped and were not returned before."""
         wanted = {page for start, end in self.space.regions() for page in range(start, end, PAGE_SIZE)}
         runs: list[tuple[int, int]] = []
         for page in sorted(wanted - self._mapped):
@@ -148,12 +148,12 @@ class CodeWriter:
 
     @property
     def runtime(self) -> Runtime | None:
-        """The routines, None before there is a handler."""
+        """The routines; None before the first handler."""
         return self._runtime
 
     @property
     def fixups(self) -> tuple[Fixup, ...]:
-        """The fixups of the routines: for an instruction that may fault, the address at which the thread continues."""
+        """The fix-ups of the routines; empty before the first handler."""
         return () if self._runtime is None else self._runtime.code.fixups
 
     def place(
@@ -166,9 +166,9 @@ class CodeWriter:
         """
         Return the jumps to handlers of instructions, and the reasons why some have none.
 
-        The instructions of a ``bound`` group either all have jumps, or none has. A jump to handlers of several
-        instructions is returned again when one is added. The ``others`` are instructions with breakpoints, which no
-        jump should displace. ``trials`` run before handlers; a string is the reason why a trial is impossible.
+        Of each group in ``bound``, all instructions have jumps, or none. A jump to handlers of several instructions is
+        returned again when a handler is added. ``others`` are instructions with breakpoints, which no jump should
+        displace. ``trials`` precede handlers; a string is the reason why a trial is impossible.
         """
         refused = {site: trial for site, trial in trials.items() if isinstance(trial, str)}
         self._trials.update((site, trial) for site, trial in trials.items() if not isinstance(trial, str))
@@ -314,7 +314,7 @@ class CodeWriter:
         return None
 
 
-# The offset of a thread's id in the C library of a process.
+# The offset of a thread's id in the data of a process's C library.
 #
 # glibc describes it for debuggers (nptl_db): ``_thread_db_pthread_tid`` in libc.so.6 describes the member ``tid`` of
 # ``struct pthread``: bits, number of elements, and the offset from the thread pointer, a 32-bit number each
@@ -327,7 +327,7 @@ _FIELD = struct.Struct("<III")
 
 _LIBRARIES = ("libc.so", "libc-", "libpthread", "ld-musl-")
 _LINKER = ("ld-", "ld.so")
-"""Prefixes of the names of dynamic linkers; a process without one has its C library linked statically."""
+"""Prefixes of the file names of dynamic linkers; without one, the C library is linked statically."""
 _GETTID = re.compile(rb"(?:\xf3\x0f\x1e\xfa)?\x64\x48\x8b\x04\x25\0{4}\x8b(?:\x40(.)|\x80(.{4}))\xc3", re.DOTALL)
 """``mov rax, fs:[0]``, ``mov eax, [rax + N]`` and ``ret``, optionally after an ``endbr64``."""
 _GETTID_SIZE = 20
@@ -386,8 +386,8 @@ class _Waiting:
     """
     Probepoints of a process that wait for the C library to be mapped.
 
-    A program is probed as soon as it begins, before its libraries are mapped. The tracer requests the jumps again when
-    the program's loader has mapped a file. A program whose loader reports nothing is checked at intervals.
+    A process is probed from execve on, before its libraries are mapped. The jumps are requested again when the dynamic
+    linker has mapped a file. If the linker reports nothing, the process is checked at intervals.
     """
 
     probes: set[int] = field(default_factory=set)
@@ -402,7 +402,7 @@ class Postponed:
         self._waiting: dict[int, _Waiting] = {}
 
     def add(self, pid: int, probes: Iterable[int]) -> bool:
-        """Postpone probepoints; return False if they have waited too long already."""
+        """Postpone probepoints; return False if they have waited too long."""
         waiting = self._waiting.setdefault(pid, _Waiting())
         if waiting.delay > _LAST_DELAY:
             return False
@@ -414,7 +414,7 @@ class Postponed:
 
     @property
     def is_due(self) -> bool:
-        """True if postponed probepoints are to be tried again now."""
+        """True if postponed probepoints must be tried again now."""
         waiting = tuple(self._waiting.values())
         return bool(waiting) and any(each.probes and time.monotonic() >= each.due for each in waiting)
 
@@ -443,10 +443,9 @@ class Postponed:
 
 class Families:
     """
-    Numbered groups of processes that have the same code at the same addresses, as forked processes have.
+    Numbered groups of processes that have the same code at the same addresses, because they were forked.
 
-    A plan for one process of a group is valid for all. It is obsolete when the last one has ended, or executes another
-    program.
+    A plan for one process of a group is valid for all. It is obsolete when the last process has ended or called execve.
     """
 
     def __init__(self) -> None:
@@ -460,12 +459,16 @@ class Families:
         return self._of[pid]
 
     def copied(self, pid: int, parent: int) -> None:
-        """Note that a process has a copy of its parent's memory."""
+        """Put a forked process, which has a copy of its parent's memory, into its parent's group."""
         if parent in self._of:
             self._of[pid] = self._of[parent]
 
     def left(self, pid: int) -> int | None:
-        """Note that a process has lost its memory; return its group if it was the last process there."""
+        """
+        Record that a process has ended or called execve.
+
+        Return its group if it was the last one there, else None.
+        """
         family = self._of.pop(pid, None)
         return None if family in self._of.values() else family
 
@@ -481,7 +484,7 @@ class CodeWriters:
         self._borrowed = borrowed
         self._writers: dict[ModuleKey, CodeWriter] = {}
         self._modules: dict[tuple[int, int], ModuleCode] = {}
-        """The code of modules, by file, at their last address; the analysis is valid at other addresses as well."""
+        """The code of modules, by file, at their last address; its analysis is valid at other addresses, too."""
 
     def find(self, key: ModuleKey) -> CodeWriter | None:
         """Return the writer for a module; None if there is none yet."""
@@ -501,7 +504,7 @@ class CodeWriters:
         mappings: list[MemoryMapping],
         maps: HandlerMaps,
     ) -> CodeWriter | None:
-        """Return the writer for the module of a probepoint in a process; None if it is not mapped there any more."""
+        """Return the writer for a probepoint's module in a process; None if the module is not mapped there any more."""
         site, first = answers.compiled[probe], answers.probes[probe].instruction
         mine = [m for m in mappings if (m.device, m.inode) == site.file]
         start = run_time_address(mine, first.offset)

@@ -71,7 +71,7 @@ def _counter() -> Callable[[], int]:
 
 
 def _look() -> tuple[int, int]:
-    """Return the time stamp counter and the monotonic time in nanoseconds, read as close together as possible."""
+    """Return the time stamp counter, and CLOCK_MONOTONIC in nanoseconds, of nearly the same moment."""
     read = _counter()
     best: tuple[int, int, int] | None = None
     for _ in range(_TRIES):
@@ -86,7 +86,7 @@ class Clock:
     """
     The clock page of a region: the scale of the time stamp counter for handlers (``native.process_page``).
 
-    Both clocks are read at intervals, and the rate is corrected. So handlers need no system call for the time.
+    ``correct`` is called at intervals; it reads counter and time, and corrects the rate.
     """
 
     def __init__(self, region: Region) -> None:
@@ -102,7 +102,7 @@ class Clock:
         return self._page.place.address
 
     def correct(self) -> None:
-        """Publish the current relation of the counter to the time."""
+        """Write the current reading of counter, time and rate to the page."""
         counter, now = _look()
         rate = ((now - self._first[1]) << 32) // max(1, counter - self._first[0])
         self._version += 1  # the number in the memory cannot be trusted: processes may have written over it
@@ -117,10 +117,9 @@ class Clock:
 
 class LifeMark:
     """
-    The life mark in ``array``, owned by a thread for that purpose; raise ``OSError`` if the kernel lacks support.
+    The life mark in ``array``, a robust futex that a thread of this process owns; raise ``OSError`` if unsupported.
 
-    The kernel changes the mark, whichever way the process ends (``platform.linux.process_calls``). So the tool need not
-    write it again and again, and handlers need no clock to check it.
+    The kernel sets FUTEX_OWNER_DIED when this process exits or is killed (``platform.linux.process_calls``).
     """
 
     def __init__(self, array: SharedArray) -> None:
@@ -164,14 +163,14 @@ class LifeMark:
 
 
 _OWN = (MapName.PROBES,)
-"""The maps that each program has for itself."""
+"""The maps that a program never borrows."""
 
 
 class Borrowed(NamedTuple):
     """
-    State of the ``principal``, and global ``variables`` that all programs share; None for what is not borrowed.
+    State of the ``principal``, and global ``variables`` that all programs share; None: the program has its own.
 
-    They are in files of their own, which the process maps besides that of the program.
+    They are in separate files, which the process maps in addition to the program's file.
     """
 
     principal: SharedState | None = None
@@ -179,12 +178,12 @@ class Borrowed(NamedTuple):
 
     @property
     def files(self) -> tuple[tuple[int, int], ...]:
-        """The files that a process has to map: (descriptor, size) each."""
+        """The files that a process must map: (descriptor, size) each."""
         return () if self.principal is None else ((self.principal.region.descriptor, self.principal.region.size),)
 
     @property
     def globals_size(self) -> int:
-        """The size in bytes of the global variables that a process has to map after the files."""
+        """Size in bytes of the global variables, which a process must map after the files; 0: none."""
         return 0 if self.variables is None else mapped_size(self.variables.count)
 
     @property
@@ -208,9 +207,9 @@ STATE_MAX = 1 << 19
 """Maximum size of the state of a handler in bytes."""
 
 _STATES = 256
-"""Maximum number of threads in handlers at once, preempted or not; states that were never used take no memory."""
+"""Maximum number of threads in handlers at the same time; unused states need no physical memory."""
 _RINGS_SIZE, _RING_SIZE_MIN = 8 << 20, 1 << 20
-"""Size in bytes of all rings together, and minimum size of each; pages that were never used take no memory."""
+"""Size in bytes of all rings together, and minimum size of each; unused pages need no physical memory."""
 _STACK_RINGS_SIZE = 64 << 20
 """Size in bytes of all rings for entries with copies of stacks: several thousand bytes each, and slow to unwind."""
 _SPARE = 1 << 20
@@ -233,9 +232,9 @@ def new_state(program: Program) -> SharedState:
 
 class HandlerMaps:
     """
-    The maps of one program: its ``state``, and those that only handlers in processes and readers of rings need.
+    The maps of one program: those of its ``state``, and those that only handlers in processes and the reader need.
 
-    A probed process maps the memory at another address than this one; ``places`` returns the addresses there.
+    The memory has other addresses in a probed process than in this one; ``places`` returns the addresses there.
     """
 
     def __init__(self, state: SharedState, program: Program) -> None:
@@ -277,18 +276,18 @@ class HandlerMaps:
 
     @property
     def held_words(self) -> Iterator[int]:
-        """The offsets in the region of claims of states and locks of tables that are not 0: handlers hold them."""
+        """Iterate over the offsets in the region of state claims and table locks that handlers hold (not 0)."""
         hashes = (part.locks for part in self._state.maps.values() if isinstance(part, SharedHash))
         memory = self.region.mapping
         for places in (self._arrays[MapName.CLAIMS].elements, *hashes):
             yield from (place for place in places if memory[place])
 
     def disable(self, probe: int) -> None:
-        """Disable a probepoint: none of its handlers run any more."""
+        """Disable a probepoint: its handlers do not run any more."""
         self._state.probes.words[(probe * PROBE_ENTRY_SIZE + ProbeField.DISABLED) // 8] = 1
 
     def close(self) -> None:
-        """Stop all handlers, and release these maps; the state stays readable."""
+        """Disable all handlers, and release these maps; the state remains readable."""
         with contextlib.ExitStack() as stack:
             for array in self._arrays.values():
                 stack.callback(array.close)
@@ -300,7 +299,7 @@ class HandlerMaps:
 _LOOK = 0.1
 """Seconds between checks."""
 _PATIENCE, _PATIENCE_MAX = 0.5, 30.0
-"""Seconds after which something counts as abandoned: the first value, and the maximum after many false alarms."""
+"""Seconds after which an unchanged entry or lock is suspected: the first value, and the maximum after false alarms."""
 
 
 _WORD = -1
@@ -308,25 +307,24 @@ _WORD = -1
 
 class MemoryWatch:
     """
-    Watch over the memory of handlers.
+    Watch for abandoned ring entries and locks in the memory of handlers.
 
-    A signal handler of the program may interrupt a handler, and jump away from it (siglongjmp). The client cannot
-    distinguish that from a thread that is not scheduled. So it notes entries and locks that have stayed unchanged for a
-    while, and requests the tracer to see each thread outside of handlers once. Those that are still unchanged after
-    that have been abandoned.
+    A signal handler of the probed program may interrupt a handler, and leave it by siglongjmp(3). The client cannot
+    distinguish that from a preempted thread. So it records entries and locks that remain unchanged, and requests that
+    the tracer sees each thread outside of handlers. Those that are then still unchanged have been abandoned.
     """
 
     def __init__(self, maps: HandlerMaps) -> None:
         self._maps = maps
         self._looked = 0.0
         self._since: dict[tuple[int, int], float] = {}
-        """The time since which each thing is unchanged: a ring at a position, or for _WORD a word that is not 0."""
+        """Monotonic time since which a ring's first entry (ring, position) or a word (_WORD, offset) is unchanged."""
         self._ends: list[int] | None = None
-        """The ends of the rings at the request to the tracer; None once it has answered."""
+        """The ends of the rings at the time of the request to the tracer; None without an outstanding request."""
         self._patience = _PATIENCE
 
     def are_suspected(self, now: float) -> bool:
-        """Return True if it is time for a request to the tracer; the caller then calls ``note_asking``."""
+        """Return True if a request to the tracer is due; the caller then calls ``note_asking``."""
         if now < self._looked + _LOOK or self._ends is not None:
             return False
         self._looked = now
@@ -337,13 +335,13 @@ class MemoryWatch:
         return any(now >= since + self._patience for since in self._since.values())
 
     def note_asking(self) -> tuple[tuple[int, int], ...]:
-        """Remember the ends of the rings; return the words to be released, (offset, size) each."""
+        """Record a request: store the ends of the rings, and return the words to be released, (offset, size) each."""
         self._ends = [ring.end for ring in self._maps.rings.rings]
         until = self._looked - self._patience
         return tuple((place, 8) for (kind, place), since in self._since.items() if kind == _WORD and since <= until)
 
     def note_answer(self, *, is_done: bool) -> None:
-        """Record the tracer's answer; ``is_done`` if it has seen each thread outside of handlers."""
+        """Record the tracer's reply; ``is_done`` is True if it has seen each thread outside of handlers."""
         ends, self._ends = self._ends, None
         self._since.clear()
         if not is_done:
@@ -365,10 +363,10 @@ _CORRECTION = 0.25
 
 class Damage(NamedTuple):
     """
-    Numbers of findings in memory that probed processes have overwritten.
+    Numbers of impossible values in memory that probed processes have overwritten.
 
-    ``entries`` were skipped; ``rings`` is how often the whole contents of a ring were discarded. ``counts`` is the
-    number of probepoints, and ``keys`` that of keys of tables, whose values in the memory are impossible as counts.
+    ``entries`` is the number of skipped entries, ``rings`` how often the contents of a ring were discarded. ``counts``
+    is the number of probepoints, and ``keys`` that of keys of tables, whose counts are impossible.
     """
 
     entries: int = 0
@@ -388,13 +386,13 @@ class HandlerHits:
         self._unfinished = 0
         """The number of entries that threads did not finish because they were killed."""
         self._left_entries = 0
-        """The number of entries abandoned because a signal handler jumped away from the handler."""
+        """Number of entries abandoned because a signal handler has left the handler."""
         self._emitted: Sequence[int] = ()
-        """The number of records of each probepoint, for the time after the reader was closed."""
+        """The number of records of each probepoint, after the reader was closed."""
         self._corrected = 0.0
         self._began = time.monotonic_ns()
         self._unknown: set[int] = set()
-        """The probepoints whose counts in the memory cannot be right."""
+        """The probepoints whose counts in the memory are impossible."""
         self._damage = Damage()
         """The findings before the reader ended."""
         self._lock = threading.Lock()
@@ -421,7 +419,7 @@ class HandlerHits:
 
     @property
     def is_busy(self) -> bool:
-        """True if so many entries have arrived that the next reading is to follow at once."""
+        """True if so many entries have arrived that the next reading must follow at once."""
         return self._reader.is_busy
 
     @property
@@ -430,21 +428,22 @@ class HandlerHits:
         return None if self._maps is None else self._reader.settled
 
     def begin_program(self, pid: int) -> None:
-        """Note that a process executes a program with handlers from now on."""
+        """Record that a process has called execve, and will have handlers."""
         if self._reader.names is not None:
             self._reader.names.begin_program(pid)
 
     def told(self, identity: ThreadIdentity) -> None:
-        """Record the name of a thread and its owner, which the tracer reported."""
+        """Record the name and user id of a thread, which the tracer reported."""
         with self._lock:
             if self._reader.names is not None:
                 self._reader.names.told(identity)
 
     def take(self, *, is_over: bool, patience: int = 0) -> tuple[list[Batch], list[tuple[int, ProbeState]]]:
         """
-        Return the records that have arrived, each with its probepoint, and the probepoints after their last hit.
+        Return the records that have arrived, each with its probepoint, and the probepoints that have ended.
 
-        Records of the last ``patience`` nanoseconds may be kept, unless there are very many.
+        ``is_over`` is True if no more records can arrive. Otherwise records of the last ``patience`` nanoseconds may be
+        kept, unless there are very many.
         """
         with self._lock:
             if self._maps is None:
@@ -468,13 +467,13 @@ class HandlerHits:
         return set()
 
     def to_be_released(self) -> tuple[tuple[int, int], ...] | None:
-        """Return the words to release (``ReleaseMemory``) if handlers seem to have abandoned something; else None."""
+        """Return the words for ``ReleaseMemory`` if handlers seem to have abandoned entries or locks; else None."""
         if self._maps is None or not self._left.are_suspected(time.monotonic()):
             return None
         return self._left.note_asking()
 
     def released(self, *, is_done: bool) -> None:
-        """Record the tracer's answer to a request for release."""
+        """Record the tracer's reply to ``ReleaseMemory``."""
         with self._lock:
             if self._maps is not None:
                 self._left.note_answer(is_done=is_done)
@@ -483,9 +482,9 @@ class HandlerHits:
         self, counts: Sequence[Counts], jumps: Mapping[int, set[str]], limits: Mapping[int, tuple[int, int]]
     ) -> None:
         """
-        Add the counts of hits at probepoints with ``jumps``, of which the tracer does not know.
+        Add the counts of handlers in processes, for probepoints with ``jumps``, to ``counts``, in place.
 
-        If a probepoint has a ``passcount`` or ``maxhits``, the shared count includes the hits that the tracer has
+        For probepoints in ``limits`` (passcount, maxhits), the shared count includes the hits that the tracer has
         drawn.
         """
         with self._lock:
@@ -512,7 +511,7 @@ class HandlerHits:
             each.executed = (*each.executed, *(f"inline ({method})" for method in sorted(jumps[number])))
 
     def close(self) -> None:
-        """Release everything but the counts."""
+        """Release the memory; the counts can still be read."""
         with self._lock:
             damage = self.damage
             maps, self._maps = self._maps, None

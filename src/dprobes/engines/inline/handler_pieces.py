@@ -1,5 +1,5 @@
 """
-Pieces of code for a probepoint: eBPF, one piece for each instruction at which it runs.
+Pieces of code for a probepoint: eBPF, one piece for each instruction at which code runs.
 
 ::
 
@@ -7,8 +7,8 @@ Pieces of code for a probepoint: eBPF, one piece for each instruction at which i
     a probepoint at a return             its handler at each return instruction, on the state after that; if it reads
                                          the entry of the call, also code that keeps the entry, at the function's start
 
-A jump that may be a tail call has no piece: the tracer waits for the return of the called function. A function that is
-left only by such jumps has the piece that keeps the entry, if the handler reads that.
+A jump that may be a tail call has no piece: the tracer waits for the return of the called function. If a function is
+left only by such jumps, it has only the piece that keeps the entry, if the handler reads the entry.
 """
 
 from __future__ import annotations
@@ -79,11 +79,10 @@ _ELSEWHERE = 0x12345
 
 class NumberedCode(NamedTuple):
     """
-    Code for the probepoint ``number``, and (index, growth) of its immediates that grow with the number.
+    Code for the probepoint ``number``, and the immediates that depend linearly on the number: (index, factor) each.
 
-    A handler refers to its probepoint only by numbers that grow with the probepoint's: addresses of its counters, and
-    numbers in entries of a ring. The first compiled handlers show which immediates these are. If anything else differs,
-    every handler is compiled.
+    A handler refers to its probepoint only by such immediates: offsets of its counters, and numbers in ring entries. A
+    comparison of the first compiled handlers finds them. If anything else differs, every handler is compiled.
     """
 
     assembled: Assembled
@@ -92,7 +91,7 @@ class NumberedCode(NamedTuple):
 
     @classmethod
     def learnt(cls, samples: Sequence[tuple[int, Assembled]]) -> NumberedCode | None:
-        """Return the code common to all ``samples``, (number, code) each; None if they differ otherwise."""
+        """Return the common code of all ``samples``, (number, code) each; None if they differ in anything else."""
         (first, code), (second, other), *rest = samples
         if (code.maps, code.functions) != (other.maps, other.functions) or len(code.code) != len(other.code):
             return None
@@ -128,8 +127,8 @@ class HandlerFamily:
         """
         Return the code for a probepoint, whose handler starts at byte ``start`` of the encoded program.
 
-        ``compiled`` takes a start and a distance; it compiles the handler at that start for an address ``distance``
-        bytes further on.
+        ``compiled`` compiles the handler at a start, its first argument, for an address that is higher by ``distance``
+        bytes, its second argument.
         """
         if self._numbered is not None:
             return self._numbered.of(number)
@@ -175,8 +174,9 @@ class Piece(NamedTuple):
     """
     Code that runs for a probepoint at the instruction with the link address ``address`` and the bytes ``raw``.
 
-    With a ``trial``, the piece runs only if the trial shows that the instruction will complete. It ``diverts`` if it
-    may end so that the instruction is not executed. The number of the ``program`` is set when the program is inserted.
+    With a ``trial``, the piece runs only if the trial shows that the instruction will complete. ``diverts`` is True if
+    the handler may end with ``skip`` or ``exit``, after which the instruction is not executed. ``program`` is the
+    number of the program, set at its insertion.
     """
 
     order: Order
@@ -200,7 +200,7 @@ class PieceWriter:
     """
     Writer of pieces for the probepoints of one program; ``items`` are the header items of its records.
 
-    ``why_not`` is a reason against all of them.
+    ``why_not`` is the reason why no handler of the program can run in a process; None: there is none.
     """
 
     def __init__(self, program: Program, items: Item, why_not: str | None = None) -> None:
@@ -320,10 +320,10 @@ class PieceWriter:
 
 class HandlerCode(NamedTuple):
     """
-    Content of an encoded handler: two with the same content do the same.
+    Content of an encoded handler; handlers with equal contents have the same effect.
 
-    The addresses of symbols are filled in at ``relocations``: (offset in the handler, symbol, addend) each. Calls of
-    procedures are encoded as distances, so ``start`` is the handler's place in the program if it has calls, else None.
+    ``relocations`` are the places of addresses of symbols: (offset in the handler, symbol, addend) each. Calls of
+    procedures are encoded as distances: so ``start`` is the handler's offset in the program if it has calls, else None.
     """
 
     data: bytes
@@ -364,11 +364,11 @@ class SiteGroup(NamedTuple):
     """
     Pieces of instructions that belong together, by address, each in the order in which they run.
 
-    The highest address comes first: a punned jump shares bytes with the following instruction.
+    The highest address is first: a punned jump shares bytes with the following instruction.
 
-    ``is_bound`` means that all of them have jumps, or none. A breakpoint of the tracer has no access to the state that
-    handlers keep in the process, and vice versa. So the entry and all returns of a function have jumps, or none of them
-    has. If an instruction serves several probepoints, this applies to all of them together.
+    With ``is_bound``, all of the instructions have jumps, or none. Handlers in the tracer cannot read data that
+    handlers in the process have kept, and vice versa. So the entry and all returns of a function have jumps, or none of
+    them has. If an instruction serves several probepoints, this applies to all of them together.
     """
 
     sites: dict[int, list[Piece]]
@@ -379,8 +379,7 @@ class PlannedSite(NamedTuple):
     """
     Pieces that run at one instruction of a process, in order.
 
-    ``groups`` are those of its ``SitePatch``, by which its jump depends on others; the addresses of all instructions of
-    a group are in ``bound``.
+    ``groups`` are as in ``SitePatch``; ``bound`` has the addresses of all instructions of the groups.
     """
 
     pieces: tuple[Piece, ...]
@@ -447,7 +446,7 @@ def _rank(piece: Piece) -> tuple[int, int]:
 
 
 def obstacle_to_all(compiled: ResolvedProgram) -> str | None:
-    """Return the reason why all handlers of a program need breakpoints; None if one does not."""
+    """Return the reason why all handlers of a program need breakpoints; None if at least one needs none."""
     program, resolved = compiled.program, compiled.resolved
     if resolved is None:
         return "its module is unknown"

@@ -12,8 +12,8 @@ Code of trials, in the frame of a trampoline and before the handler.
     a division    the instruction itself
     a target      shl rax, 16 | sar rax, 16 | cmp rax, .. | int3   unless the address is canonical, with 48 bits
 
-A thread that faults or traps in this code has the program's registers, except rax, the flags and the stack pointer,
-which are in the frame. In the check of the stack, only the stack pointer differs.
+A thread that faults or traps in this code has the registers of the probed program, except rax, the flags and the stack
+pointer, which are in the frame. In the check of the stack, only the stack pointer differs.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class TrialCode:
 
     @property
     def has_endings(self) -> bool:
-        """True if the handler may end so that the instruction is not executed."""
+        """True if the handler may end with ``skip`` or ``exit``, after which the instruction is not executed."""
         return self._trial.ends is not None
 
     def write_endings(self, asm: X86Assembler, restore: Callable[[], None], rest: Label) -> None:
@@ -276,7 +276,7 @@ def size_bound(trial: Trial | None) -> int:
 
 
 def _operand(access: Access, at: int = 0) -> MemoryOperand:
-    """Return the operand for a byte of an access, adjusted for the frame if it is relative to the stack pointer."""
+    """Return the operand for byte ``at`` of an access, adjusted for the frame if relative to the stack pointer."""
     from iced_x86 import MemoryOperand, Register
 
     displacement = access.displacement + at + (FRAME_SIZE if access.base == Register.RSP else 0)
@@ -291,8 +291,8 @@ def _operand(access: Access, at: int = 0) -> MemoryOperand:
 #
 #     handler of the first instruction │ the instruction │ the next one │ handler of the third │ the third │ jump back
 #
-# At addresses that 32-bit code can have, a trap for such code comes first (``OF_64_BITS``). A handler may have a trial
-# before it. A thread stopped at a displaced instruction continues at that instruction's handler.
+# At addresses that 32-bit code can reach, a trap for such code is first (``OF_64_BITS``). A handler may have a trial
+# before it. A thread that is stopped at a displaced instruction continues at that instruction's handler.
 
 
 _NONE: Mapping[int, Trial] = MappingProxyType({})

@@ -2,9 +2,9 @@
 Trials: code before a handler that checks whether the probed instruction will complete.
 
 A record describes an instruction that has completed, but a handler in the process writes the record before the
-instruction is executed. So everything that could prevent completion is tried first: the code touches the memory that
-the instruction will touch, and executes a division once, discarding the result. If a trial fails, the breakpoint takes
-over, and the tracer runs its handler. A trial may fail without need.
+instruction is executed. So the trial tests what could prevent completion: it accesses the memory that the instruction
+will access, and executes a division, whose result it discards. If a trial fails, the thread stops, and the tracer runs
+the handler. A trial may also fail for an instruction that would complete.
 """
 
 from __future__ import annotations
@@ -56,17 +56,14 @@ __all__ = [
     "trial_of",
 ]
 
-# Instructions that always complete, except at the end of the stack.
-#
-# A record describes an instruction that has completed, but a handler in the process writes the record before that. So
-# only these instructions have a handler there without a trial.
+# Instructions that always complete, except at the end of the stack: only they have a handler without a trial.
 
 
 _PLAIN = (
     "mov", "movzx", "movsx", "movsxd", "lea", "add", "sub", "cmp", "test", "and", "or", "xor", "inc", "dec", "neg",
     "not", "push", "pop", "call", "jmp", "ret", "leave", "nop", "endbr64", "shl", "shr", "sar", "imul",
 )  # fmt: skip
-"""Instructions that cannot fail except because of their memory."""
+"""Instructions that can only fault because of their memory operand."""
 
 
 def always_completes(raw: bytes) -> bool:
@@ -123,14 +120,14 @@ _ALIGNED = (
     "cmpxchg16b",
 )  # fmt: skip
 _WIDE = 16
-"""Size in bytes from which on operands of SSE instructions must be aligned."""
+"""Minimum size in bytes of operands of SSE instructions that must be aligned."""
 
 _UNKNOWN = "faults of its instruction cannot be predicted"
 
 
 class Access(NamedTuple):
     """
-    Memory that an instruction touches: ``size`` bytes at its registers (iced's numbers) plus a displacement.
+    Memory that an instruction accesses: ``size`` bytes at its registers (iced's numbers) plus a displacement.
 
     With an ``alignment`` above 1, the instruction faults at other addresses. An access on the stack is not ``touched``
     by the trial.
@@ -151,9 +148,9 @@ class Trial(NamedTuple):
     """
     Trial of the instruction with the bytes ``raw``.
 
-    With ``is_executed``, the instruction itself, a division, is executed. ``needs_masks`` requires that all
-    floating-point exceptions are masked, and ``has_target`` that the target of an indirect branch is a canonical
-    address. ``ends`` is the probepoint whose handler may end so that the instruction is not executed.
+    With ``is_executed``, the trial executes the instruction itself, a division. With ``needs_masks``, all
+    floating-point exceptions must be masked; with ``has_target``, the target of an indirect branch must be a canonical
+    address. ``ends`` is the probepoint whose handler may end with ``skip`` or ``exit``; None: there is none.
     """
 
     raw: bytes
@@ -165,7 +162,7 @@ class Trial(NamedTuple):
 
     @property
     def tries(self) -> bool:
-        """True if there is anything to try before the handler."""
+        """True if the trial tests more than the stack."""
         return bool(self.accesses or self.is_executed or self.needs_masks or self.has_target)
 
 
@@ -388,7 +385,7 @@ class Eligibility:
 
     @cached_property
     def _looked_at(self) -> frozenset[object]:
-        """The tables that a handler uses in another way than by ``tally``."""
+        """The tables that handlers use by other instructions than ``tally``."""
         return frozenset(
             instruction.operand
             for code in self._program.bodies()
@@ -405,7 +402,7 @@ def trial_before(program: Program, probe: Probepoint) -> Trial | str | None:
 
 
 def may_divert(program: Program, probe: Probepoint) -> bool:
-    """Return True if a handler may end so that the probed instruction is not executed."""
+    """Return True if a handler may end with ``skip`` or ``exit``, after which the instruction is not executed."""
     return any(each.row.syntax in _DIVERTING for each in executed_instructions(program, probe.definition))
 
 
@@ -438,7 +435,7 @@ _ROOM = 512
 _SOMEWHERE = 0x7F00_0000_0000
 """A typical load address of a library."""
 _BEFORE_HEAP = 512 << 20
-"""Assumed distance in bytes from a program to its heap: up to 1 GiB, or 32 MiB with kernels before Linux 6.9."""
+"""Assumed distance in bytes from an executable to its heap: up to 1 GiB, or 32 MiB before Linux 6.9."""
 
 
 def probe_notes(program: Program, resolved: ResolvedModule) -> dict[int, str]:

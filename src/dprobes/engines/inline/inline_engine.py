@@ -59,10 +59,10 @@ _ENDING = ("remove", "exit <code>")
 
 class InlineHandlers:
     """
-    Handlers of one program; ``items`` are the header items of its records.
+    The client's side of one program's handlers in processes; ``items`` are the header items of its records.
 
-    ``borrowed`` is the state of other programs that they use. ``why_not`` is a reason why none of them can run in a
-    process, and ``images`` records the mappings of processes.
+    ``borrowed`` is the state that they share with other programs. ``why_not`` is the reason why none of them can run in
+    a process; None: there is none. ``images`` has the mappings of processes.
     """
 
     def __init__(
@@ -102,11 +102,11 @@ class InlineHandlers:
         self._probe_count = 0
         """The number after the highest one of a probepoint with handlers in processes."""
         self._ending: set[int] = set()
-        """The probepoints that may have a last hit."""
+        """The probepoints that handlers may end."""
         self.refused: dict[int, str] = {}
         """The reasons why probepoints have breakpoints and no jumps."""
         self.jumps: dict[int, set[str]] = {}
-        """The probepoints that have jumps, and the methods of these."""
+        """The methods of the jumps of each probepoint that has jumps."""
         self._asked: dict[int, dict[int, str]] = {}
         """The methods of requested jumps, by process and probepoint."""
 
@@ -116,7 +116,7 @@ class InlineHandlers:
         return None if self.state is None else self.state.plan
 
     def join(self, rank: int, neighbours: Callable[[], Iterable[object]]) -> None:
-        """Set the rank among the programs, and the function that returns the programs beside this one."""
+        """Set the program's rank in the order of insertion; ``neighbours`` returns other programs' native sides."""
         self._rank, self._neighbours = rank, neighbours
 
     def native_probes(self, probes: Iterable[int], answers: Answers) -> frozenset[int]:
@@ -140,7 +140,7 @@ class InlineHandlers:
         return None if is_asked else self._share(program, pid)
 
     def shared(self, message: MemoryShared, answers: Answers) -> PatchSites | None:
-        """Handle memory that a process has mapped; return the next request."""
+        """Record memory that a process has mapped; return the request for its jumps, None without jumps."""
         wanted = self._waiting.pop(message.pid, set())
         if self._is_closed:
             return None
@@ -155,7 +155,11 @@ class InlineHandlers:
         return self._plan(message, wanted, answers)
 
     def patched(self, program: int, message: SitesPatched) -> ShareMemory | None:
-        """Handle jumps that were written; return a new request to the tracer if the last one failed."""
+        """
+        Record jumps that were written.
+
+        Return a new request to the tracer if they must be planned again, else None.
+        """
         refused = message.refused_of(program)
         if (message.is_outdated or message.is_occupied) and self._maps is not None:
             if message.is_outdated:
@@ -171,13 +175,13 @@ class InlineHandlers:
         return None
 
     def copied(self, pid: int, parent: int) -> None:
-        """Note that a process has a copy of its parent's memory, with its jumps."""
+        """Record that a process has a copy of its parent's memory, jumps included."""
         self._families.copied(pid, parent)
         if parent in self._planned:
             self._planned[pid] = list(self._planned[parent])
 
     def left(self, pid: int) -> None:
-        """Forget a process that has ended, or executes another program."""
+        """Forget a process that has ended or called execve."""
         for known in (self._memories, self._planned, self._asked):
             known.pop(pid, None)
         self._postponed.forget(pid)
@@ -198,14 +202,14 @@ class InlineHandlers:
         return None if found is None or memory is None else self._plan(memory, found[1], answers)
 
     def told(self, identity: ThreadIdentity) -> None:
-        """Record the name of a thread and its owner, which the tracer reported."""
+        """Record the name and user id of a thread, which the tracer reported."""
         if self._hits is not None:
             self._hits.told(identity)
 
     # Planning
 
     def _pieces_of(self, probe: int, answers: Answers) -> tuple[Piece, ...]:
-        """Return the code that runs in the process for a probepoint; nothing if that is impossible."""
+        """Return the code that runs in processes for a probepoint; empty if no code can run there."""
         found = self._pieces.get(probe)
         if found is None:
             found = self._writer.pieces(probe, answers.probes[probe], answers.compiled.get(probe))
@@ -333,7 +337,7 @@ class InlineHandlers:
         return ModulePlan(memory.program, self._rank, memory.page, dict(self._sites[key]), writer)
 
     def note_asked(self, pid: int, patch: SitePatch) -> None:
-        """Record that another program has requested a jump, which may be for probepoints of this one as well."""
+        """Record that another program has requested a jump, which may serve probepoints of this program, too."""
         memory = self._memories.get(pid)
         if memory is not None:
             for probe in (probe for number, probe in patch.probes if number == memory.program):
@@ -343,39 +347,39 @@ class InlineHandlers:
 
     def take(self, *, is_over: bool, patience: int = 0) -> tuple[list[Batch], list[tuple[int, ProbeState]]]:
         """
-        Return the records that have arrived, each with its probepoint, and the probepoints after their last hit.
+        Return the records that have arrived, each with its probepoint, and the probepoints that have ended.
 
-        Records of the last ``patience`` nanoseconds may be kept.
+        ``is_over`` is True if no more records can arrive. Records of the last ``patience`` nanoseconds may be kept.
         """
         return ([], []) if self._hits is None else self._hits.take(is_over=is_over, patience=patience)
 
     @property
     def has_breakpoints(self) -> bool:
-        """True if a probepoint keeps breakpoints, in some process at least."""
+        """True if a probepoint has breakpoints instead of jumps, in at least one process."""
         return bool(self.refused)
 
     @property
     def settled(self) -> int | None:
-        """The time in nanoseconds before which all records have been returned; None if all records have."""
+        """Monotonic time in nanoseconds; all earlier records were returned. None: all records were."""
         return None if self._hits is None else self._hits.settled
 
     @property
     def is_busy(self) -> bool:
-        """True if so many entries have arrived that the next reading is to follow at once."""
+        """True if so many entries have arrived that the next reading must follow at once."""
         return self._hits is not None and not self._is_closed and self._hits.is_busy
 
     def to_be_released(self, program: int) -> ReleaseMemory | None:
-        """Return the request to release what handlers seem to have abandoned while others wait for it; else None."""
+        """Return a request if handlers seem to have abandoned ring entries or locks; else None."""
         words = None if self._hits is None else self._hits.to_be_released()
         return None if words is None else ReleaseMemory(program, words)
 
     def released(self, message: MemoryReleased) -> None:
-        """Handle the answer to the request for release."""
+        """Record the reply to a ``ReleaseMemory``."""
         if self._hits is not None:
             self._hits.released(is_done=message.is_done)
 
     def add_counts(self, counts: Sequence[Counts]) -> None:
-        """Add the counts of hits at jumps, of which the tracer does not know."""
+        """Add the counts of hits at jumps, which the tracer does not count, to ``counts``, in place."""
         if self._hits is not None:
             self._hits.add_counts(counts, self.jumps, self._limits)
 
@@ -399,7 +403,7 @@ class InlineHandlers:
                 self._maps.disable(probe)
 
     def remove(self, pids: Iterable[int]) -> int:
-        """Restore the bytes of files wherever a jump is in the memory of processes; return the number of jumps."""
+        """Restore the files' bytes where memory of these processes has jumps; return the number of jumps."""
         if not self._planned:
             return 0
         from dprobes.engines.ptrace.client.outside_removal import remove_jumps
@@ -410,9 +414,9 @@ class InlineHandlers:
 
     def close(self) -> None:
         """
-        Stop all handlers, and release everything but the state, which stays readable; counts remain.
+        Disable all handlers, and release all memory except the state: variables, tables and counts remain readable.
 
-        There are no requests to the tracer from now on.
+        Later calls return no requests to the tracer.
         """
         self._is_closed = True
         self._maps = None
@@ -421,7 +425,7 @@ class InlineHandlers:
 
 
 class _Request:
-    """Request to the tracer for one process, while it is assembled."""
+    """Builder of a request to the tracer for one process."""
 
     def __init__(self) -> None:
         self.memories: dict[int, int] = {}
@@ -432,7 +436,7 @@ class _Request:
         self.patches: list[SitePatch] = []
 
     def message(self, memory: MemoryShared, postponed: Sequence[int] = ()) -> PatchSites:
-        """Return the request as a message; jumps of ``postponed`` probepoints have to wait."""
+        """Return the request as a message; jumps of ``postponed`` probepoints must wait for further mappings."""
         parts = tuple(self.pages), tuple(self.code), tuple(self.fixups), tuple(self.patches)
         memories = tuple(({memory.program: memory.page} | self.memories).items())
         return PatchSites(memory.program, memory.pid, memories, *parts, tuple(postponed))
@@ -440,7 +444,7 @@ class _Request:
 
 # The engine: a tracer places breakpoints, and jumps to handlers in the process replace them where that is possible.
 #
-# So the engine has all capabilities of the ptrace engine, which serves the probepoints that cannot have a jump.
+# So the engine has all capabilities of the ptrace engine, which handles the probepoints that cannot have a jump.
 
 
 class InlineEngine(PtraceEngine):

@@ -1,10 +1,10 @@
 """
 Plans of programs for one module of a process, and the instructions that they must plan together.
 
-A jump over instructions that several programs probe leads to the handlers of all of them. A jump that is close to one
-of another program may need its bytes. So the last program to plan does so for all programs with instructions nearby, in
-memory of its own. When a program ends, the others get back the jumps that they had before, or its handlers are switched
-off.
+A jump over instructions that several programs probe leads to the handlers of all of them. A jump close to that of
+another program may need the same bytes. So the last program that is inserted plans for all programs with instructions
+nearby, in memory of its own. When a program ends, the tracer writes the former jumps of the others again, or switches
+the ended program's handlers off.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _bytes(data: bytes | bytearray, code: CodeBytes, start: int, end: int) -> by
     return bytes(data[start - code.start : end - code.start])
 
 
-# Trials in one process: none where memory of devices is mapped.
+# Trials in one process: there are none if it has mapped memory of devices.
 #
 # A read of such memory may change it, so a trial must not read it. ``smaps`` shows which mappings are of this kind;
 # only files in some directories can have them.
@@ -144,7 +144,7 @@ def process_trials(
 
 
 def _disturbs(handlers: Sequence[Footprint]) -> bool:
-    """Return True if one of several handlers would read a register that another has changed (``probe_hits``)."""
+    """Return True if one of several handlers reads a register that another one changes (``probe_hits``)."""
     changed: set[int] = set()
     for each in handlers:
         if not changed.isdisjoint(each.reads):
@@ -205,7 +205,7 @@ class PlannedJumps(NamedTuple):
 
 
 def sites_together(wanted: Iterable[int], plans: Sequence[ModulePlan]) -> frozenset[int]:
-    """Return the instructions near ``wanted`` ones, if several programs have instructions there; else nothing."""
+    """Return the addresses of instructions near ``wanted`` ones if several programs have some there; else none."""
     if len(plans) == 1:
         return frozenset()
     owners: dict[int, set[int]] = {}

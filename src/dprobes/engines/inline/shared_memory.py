@@ -34,7 +34,7 @@ __all__ = ["Region", "SharedArray", "SharedHash", "Words", "own_function"]
 
 
 class Words:
-    """Private zeroed memory, as bytes and as words; pages that were never touched take no memory."""
+    """Private zeroed memory of ``size`` bytes, as bytes and as 64-bit words; unused pages need no physical memory."""
 
     def __init__(self, size: int) -> None:
         self.memory = mmap.mmap(-1, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE)
@@ -56,7 +56,7 @@ _ARGUMENTS = 5
 
 def own_function(assembled: Assembled, calls: Mapping[Helper, Assembled] | None = None) -> Callable[..., int]:
     """
-    Return a routine, which ``calls`` others, as a function of up to five words that returns a word.
+    Return a routine as a function of up to five words that returns a word; ``calls`` are the routines that it calls.
 
     The code is position-independent, and mapped as long as the function exists.
     """
@@ -80,8 +80,8 @@ class Region:
     """
     Shared memory of ``size`` bytes, zeroed at first.
 
-    ``place`` is its address in a probed process, which differs from the one in this process. Parts are allocated until
-    there is no more room; a region that is too small is an error of its creator.
+    ``place`` is its address in a probed process, which differs from that in this process. ``descriptor`` is that of the
+    file; None: create one. Parts are allocated one after the other; the creator must make the region large enough.
     """
 
     def __init__(self, size: int, descriptor: int | None = None) -> None:
@@ -110,12 +110,12 @@ class Region:
         return start
 
     def view(self, offset: int, size: int) -> memoryview:
-        """Return a view of bytes of the region, which must be released before the region."""
+        """Return a view of ``size`` bytes of the region; the caller must release it before ``close``."""
         with memoryview(self.mapping) as whole:
             return whole[offset : offset + size]
 
     def close(self) -> None:
-        """Release the region here; processes that map it keep it."""
+        """Unmap the region here, and close the file; other processes keep their mappings."""
         self.mapping.close()
         self._closing()
 
@@ -190,7 +190,7 @@ class SharedHash:
 
     @property
     def locks(self) -> range:
-        """The offsets in the region of the lock words, which are not 0 while a thread has the lock of some slots."""
+        """The offsets in the region of the lock words; a word is not 0 while a thread has the lock."""
         shape, first = self.shape, self._offset + self.shape.locks
         return range(first, first + BLOCK * (shape.capacity // shape.block), BLOCK)
 
@@ -198,8 +198,8 @@ class SharedHash:
         """
         Insert or delete a key under the lock of its slots; return 0 or a negative errno, EBUSY without the lock.
 
-        A thread with the lock may be preempted, so the routine waits for the lock. A probed process may also hold it
-        forever. So after a failed wait, calls fail at once until those locks are free.
+        A thread with the lock may be preempted, so the routine waits. But a killed thread may have the lock forever. So
+        after a timeout, further calls fail at once until the locks that were taken then are free.
         """
         memory = self._region.mapping
         self._stuck = [place for place in self._stuck if memory[place]]
@@ -211,13 +211,13 @@ class SharedHash:
         return result
 
     def _call(self, helper: Helper, key: bytes, value: bytes = b"", flags: int = 0) -> int:
-        # Each call has its own buffers, because several threads may look up keys at once.
+        # Each call has its own buffers, because several threads may look up keys at the same time.
         named, given = ctypes.create_string_buffer(key), ctypes.create_string_buffer(value)
         table = self._region.own_address + self._offset
         return _routine(helper, self.shape)(table, ctypes.addressof(named), ctypes.addressof(given), flags)
 
     def address_of(self, key: bytes) -> int:
-        """Return the address of the value of a key in this process, 0 if the key is not there."""
+        """Return the address in this process of a key's value; 0 if the key does not exist."""
         return self._call(Helper.MAP_LOOKUP_ELEM, key)
 
     def __getitem__(self, key: bytes) -> bytes:
@@ -229,11 +229,11 @@ class SharedHash:
         return self._call(Helper.MAP_LOOKUP_ELEM, key) != 0
 
     def __setitem__(self, key: bytes, value: bytes) -> None:
-        """Set a value; raise OSError if there is no room, or if a thread that does not run has the lock."""
+        """Set a value; raise OSError if there is no room, or if the wait for the lock has timed out."""
         self._changed(self._change(Helper.MAP_UPDATE_ELEM, key, value))
 
     def add(self, key: bytes, value: bytes) -> bool:
-        """Set a value unless the key is there; return True if it was not. Raise ``OSError`` as for an assignment."""
+        """Set a value unless the key exists; return False if it exists. Raise ``OSError`` as for an assignment."""
         result = self._change(Helper.MAP_UPDATE_ELEM, key, value, NO_OVERWRITE)
         if result == -errno.EEXIST:
             return False

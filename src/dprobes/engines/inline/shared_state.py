@@ -1,8 +1,8 @@
 """
 State that handlers in processes share with the handlers that the tracer interprets: variables, tables, hit counts.
 
-It is the first part of the memory that processes map. The tracer maps it as well. The plan suffices to find everything:
-the same parts, allocated in the same order, have the same offsets.
+It is the first part of the memory that processes map. The tracer maps the memory, too. By the plan alone it finds all
+parts: the same parts, allocated in the same order, have the same offsets.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ class SharedTables(TableMaps[SharedArray, SharedHash]):
     def __init__(self, tables: Sequence[Table], region: Region) -> None:
         super().__init__(tables, frozenset(range(len(tables))), 1, _SharedMaps(region))
         self.refused: dict[int, int] = {}
-        """The maximum number of keys seen at once with impossible counts of hits, by the number of a table."""
+        """The largest number of keys with impossible counts of hits in one reading, by the number of the table."""
 
     def contents(self) -> tuple[TableContents, ...]:
-        """Return the contents of the tables, without impossible counts of hits: a process can write anything there."""
+        """Return the contents of the tables without keys with impossible counts, which a process may have written."""
         most = counted_at_most()
         return tuple(self._without(number, each, most) for number, each in enumerate(super().contents()))
 
@@ -104,8 +104,7 @@ class SharedStore:
     """
     Table with the given number in the ``maps`` of its program.
 
-    One atomic instruction adds to a cell, and one keeps the greater of two numbers. So no change by another thread is
-    lost.
+    Each change of a cell is an atomic instruction: no change by another thread is lost.
     """
 
     def __init__(self, table: Table, number: int, maps: SharedTables) -> None:
@@ -136,12 +135,12 @@ class SharedStore:
             ctypes.memmove(address, value, _CELL * self.table.value_cells)
 
     def kept(self, key: bytes) -> bytes:
-        """Return the string or call stack stored under a key, zeros if there is none."""
+        """Return the string or call stack stored under a key; zeros if the key does not exist."""
         address, size = self._found(key), _CELL * self.table.value_cells
         return ctypes.string_at(address, size) if address else bytes(size)
 
     def value(self, key: bytes) -> int:
-        """Return the number under a key (``keyed.table_layout.shown_value``), 0 if there is none."""
+        """Return the number under a key (``keyed.table_layout.shown_value``); 0 if the key does not exist."""
         address = self._found(key)
         if not address:
             return 0
@@ -149,7 +148,7 @@ class SharedStore:
         return shown_value(self.table, (ctypes.c_uint64 * count).from_address(address)[:])
 
     def delete(self, key: bytes) -> None:
-        """Delete a key, if it is there."""
+        """Delete a key if it exists."""
         self._all.change(TableChange(self._number, key, None))
 
     def clear(self) -> None:
@@ -161,13 +160,17 @@ class SharedStore:
         return self._all.contents()[self._number]
 
     def _found(self, key: bytes) -> int:
-        """Return the address of the value under a key, 0 if there is none."""
+        """Return the address of the value under a key; 0 if the key does not exist."""
         if isinstance(self._map, SharedHash):
             return self._map.address_of(key)
         return self._map.own_address + _CELL * HEAD_CELLS if self._map.words[0] else 0
 
     def _made(self, key: bytes) -> int:
-        """Return the address of the value under a key, inserted if missing; without room, count a loss and return 0."""
+        """
+        Return the address of a key's value, after inserting a missing key.
+
+        Without room, count a loss and return 0.
+        """
         if not isinstance(self._map, SharedHash):
             self._map.words[0] = 1
             return self._found(key)
@@ -187,7 +190,7 @@ PROBES_MAX = 1 << 14
 """Maximum number of probepoints of a program whose hits handlers in processes can count."""
 
 _THREADS, _THREADS_SIZE = 1 << 12, 1 << 22
-"""Maximum number of threads with variables, and the maximum size of these in bytes."""
+"""Maximum number of threads with variables, and maximum size in bytes of all their variables."""
 
 
 class StatePlan(NamedTuple):
@@ -204,7 +207,7 @@ class StatePlan(NamedTuple):
     tables: tuple[Table, ...]
 
     def opened(self, descriptor: int) -> SharedState:
-        """Return the state; it takes ownership of ``descriptor``, the file in this process."""
+        """Map the state from ``descriptor``, the file in this process; the state owns the descriptor."""
         return SharedState(Region(self.size, descriptor), self.cpus, self.variables, self.tables)
 
 
@@ -255,7 +258,7 @@ class SharedState:
 
     @cached_property
     def variables(self) -> Variables:
-        """The local variables, and those of each CPU, as handlers on a CPU see them."""
+        """The local variables, and the variables of each CPU."""
         cpus, stride = self._plan[0], power_of_two(self._cpu_count)
         parts = [self._cells(MapName.CPU_VARIABLES, cpu * stride, self._cpu_count) for cpu in range(cpus)]
         return Variables(self.local_variables, [parts[cpu & cpus - 1] for cpu in range(cpu_limit())])
@@ -278,7 +281,7 @@ class SharedState:
         return value
 
     def thread_variables(self, tid: int) -> AtomicCells | None:
-        """Return the variables of a thread, created on the first call; None if there is no room for them."""
+        """Return the variables of a thread, which the first call creates; None if there is no room for them."""
         assert self._threads is not None
         key = tid.to_bytes(_CELL, "little")
         if not self._threads.address_of(key):
@@ -308,7 +311,7 @@ def _threads_shape(count: int) -> TableShape:
 
 
 class SharedHits:
-    """Hits of one probepoint: the number drawn for ``passcount`` and ``maxhits``, and whether all are drawn."""
+    """Number of drawn hits of one probepoint, for ``passcount`` and ``maxhits`` (``hits.hit_context.SharedHits``)."""
 
     def __init__(self, probes: SharedArray, probe: int, limits: ProbeLimits) -> None:
         self._place = probes.own_address + probe * PROBE_ENTRY_SIZE
@@ -319,12 +322,12 @@ class SharedHits:
 
     @property
     def is_over(self) -> bool:
-        """True if no handler may run any more: all hits are drawn, or a handler disabled the probepoint."""
+        """True if no more handlers run: maxhits is reached, or a handler has disabled the probepoint."""
         is_drawn: bool = self._end is not None and self._words[ProbeField.HITS // _CELL] >= self._end
         return is_drawn or bool(self._words[ProbeField.DISABLED // _CELL] & 0xFFFFFFFF)
 
     def draw(self) -> bool | None:
-        """Draw a hit: return whether its handler runs, None if all hits are drawn already."""
+        """Count a hit; return whether its handler is to run, None if no more hits count."""
         number = add_to_word(self._place + ProbeField.HITS, 1)
         if self._end is not None and number >= self._end:
             self.give_back()
@@ -332,7 +335,7 @@ class SharedHits:
         return number >= self._passcount
 
     def give_back(self) -> None:
-        """Undo the drawing of a hit."""
+        """Undo ``draw`` for a hit that does not count."""
         add_to_word(self._place + ProbeField.HITS, -1)
 
     def disable(self) -> None:
