@@ -37,9 +37,10 @@ __all__ = ["GdbEngine"]
 @dataclass(frozen=True, slots=True)
 class StubPlan(engine_interface.Plan):
     """
-    Plan for the target of a stub: ``places`` of a machine, or those of the job's module if None.
+    Plan for the target of a stub.
 
-    ``machine`` is the machine of a program about the machine itself, None for other programs.
+    ``places`` are the places on a machine; None: those in the job's module. ``machine`` is the machine of a program
+    that probes the machine itself (``machine``); None for other programs.
     """
 
     places: Resolved | None = None
@@ -62,7 +63,7 @@ class GdbEngine(engine_interface.Engine):
         self._connection: StubConnection | None = None
 
     def check(self, scope: engine_interface.Scope, options: EngineOptions) -> None:  # noqa: ARG002 - it is known already
-        """Raise ``EngineError`` if the probe manager would have to start a command that has a stub."""
+        """Raise ``EngineError`` for a command that starts a stub, if the probe manager makes the run."""
         if not self._may_connect:
             raise EngineError(
                 "the probe manager starts no command that has a stub",
@@ -72,10 +73,10 @@ class GdbEngine(engine_interface.Engine):
     @contextlib.contextmanager
     def visit_processor(self, program: Program) -> Iterator[Architecture | None]:
         """
-        Yield the processor of a program about the machine itself, None for other programs.
+        Yield the processor for a program that probes the machine itself; None for other programs.
 
-        The kernels of other programs are found only on machines of this machine's architecture. The run uses the same
-        connection, so that a machine that is stopped at its reset stays there until the run begins.
+        Kernels for other programs are only found on machines with this machine's architecture. The run uses the same
+        connection: so a machine that is stopped at its reset remains stopped until the run begins.
         """
         shared = self._shared(self._present)
         if program.name != MACHINE or (shared is None and not self._may_connect):
@@ -94,7 +95,7 @@ class GdbEngine(engine_interface.Engine):
 
     @contextlib.contextmanager
     def visit_kernel(self, program: Program) -> Iterator[RunningKernel]:
-        """Stop the machine for the context, and yield its kernel; raise ``EngineError`` if there is none."""
+        """Stop the machine during the context, and yield its kernel; raise ``EngineError`` if it has none."""
         if program.name == MACHINE:
             yield BareMachine()
             return
@@ -118,7 +119,7 @@ class GdbEngine(engine_interface.Engine):
         return next((each for each in stubs if each.connection.endpoint == self._endpoint and each.is_open), None)
 
     def plan(self, job: engine_interface.Job) -> StubPlan:
-        """Return the plan; raise ``EngineError`` if the module is not on this machine, or its processor unknown."""
+        """Return the plan; raise ``EngineError`` if the module is not on this machine, or its processor unsupported."""
         compiled = job.compiled
         if compiled.kernel is not None:
             return StubPlan(self, job, self._visited, compiled.kernel)
@@ -151,7 +152,7 @@ class GdbEngine(engine_interface.Engine):
             raise
 
     def attach(self, plan: engine_interface.Plan) -> StubSession:
-        """Stop the target until probepoints are inserted; join a session that is connected to the stub already."""
+        """Stop the target, insert the probepoints, and return the session, which may share the stub with others."""
         assert isinstance(plan, StubPlan)
         session = self._session(plan)
         session.enter()

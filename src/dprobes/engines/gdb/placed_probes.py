@@ -115,7 +115,7 @@ class PlacedProbes:
         self._placed = placed
         self._resolved = resolved
         self.bias: int | None = None
-        """Load bias of the module in bytes, None while it is not mapped."""
+        """Load bias of the module in bytes; None while it is not mapped."""
         self.at: dict[int, list[tuple[StubProbe, Point]]] = {}
         """Probepoints at instructions."""
         self.entries: dict[int, list[ProbedEntry]] = {}
@@ -134,7 +134,7 @@ class PlacedProbes:
 
     def move(self, bias: int | None) -> dict[ProbeState, list[int]]:
         """
-        Place the probepoints anew after the module was mapped with the load bias ``bias``, or unmapped.
+        Place the probepoints again after the module was mapped with the load bias ``bias``, or unmapped (None).
 
         Return the numbers of the probepoints by their states.
         """
@@ -195,7 +195,7 @@ class PlacedProbes:
             self.detached.discard(address)
 
     def _is_other(self, address: int, raw: bytes) -> bool:
-        """Return whether the instruction at an address differs from the file's, as far as that is known."""
+        """Return whether the instruction at an address certainly differs from the file's."""
         return self._target.read(address, len(raw)) != raw
 
     def _watch(self, number: int, probe: Probepoint, bias: int) -> ProbeState:
@@ -212,7 +212,7 @@ class PlacedProbes:
         return owner.state
 
     def drop(self, probe: StubProbe) -> None:
-        """Forget a probepoint; breakpoints that are not needed any more stay in the target."""
+        """Forget a probepoint; the caller removes breakpoints that are not needed any more."""
         self.watched.drop(probe)
         for address, owners in list(self.at.items()):
             self.at[address] = [owner for owner in owners if owner[0] is not probe]

@@ -1,4 +1,4 @@
-"""A process behind a stub as the target of a program: its module may be unloaded, and it can be left to others."""
+"""A process behind a stub as the target of a program; it can be left to a debugger."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class ProbedProcess(StubMember):
         return Inferior(target, context, HandlerRunner(context), stepper)
 
     def begin(self) -> None:
-        """Find the files of the process, which may have to start first, and insert the breakpoints."""
+        """Find the files of the process, which first runs to its entry if it has not begun; insert the breakpoints."""
         target, stub, program = self._target, self._target.stub, self._job.program
         if self._job.scope.pid is not None:
             raise EngineError(f"the stub {stub.name} serves one process: leave out -p")

@@ -7,8 +7,8 @@ A packet and a notification are (GDB manual, appendix E.1, "Overview")::
                  two hexadecimal digits: the sum of the payload's bytes, as they are sent, modulo 256
 
 In a payload ``}`` escapes the byte after it, whose bit 5 is inverted; ``$``, ``#``, ``}`` and ``*`` occur only escaped.
-``*`` and a character with the code n + 29 stand for n more copies of the character before them (run-length encoding).
-Between packets, ``+`` acknowledges and ``-`` refuses a packet; anything else is noise.
+``*`` and a character with the code n + 29 encode n further copies of the previous character (run-length encoding).
+Between packets, ``+`` acknowledges and ``-`` refuses a packet; other bytes are ignored.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _CHECKSUM_DIGITS = 2
 _ADLER_MAX = 256
 """Maximum number of bytes whose sum is below 65521, the modulus of Adler-32 (RFC 1950, section 8.2)."""
 _PAYLOAD_MAX = 4 << 20
-"""Maximum size of a payload in bytes, encoded and decoded; a peer that sends more is not a stub."""
+"""Maximum size of a payload in bytes, encoded and decoded; a larger one is an error."""
 
 
 class MessageKind(enum.Enum):
@@ -121,7 +121,7 @@ class PacketReader:
 
     @property
     def is_within(self) -> bool:
-        """True if a packet has begun whose end has not arrived."""
+        """True if the start of a packet has arrived, but not its end."""
         return bool(self._pending)
 
     def feed(self, data: bytes) -> list[Message]:
@@ -136,9 +136,9 @@ class PacketReader:
     @staticmethod
     def _take_whole(data: bytes, messages: list[Message]) -> int:
         """
-        Parse complete messages that need no unescaping; return the number of bytes that they take.
+        Parse complete messages that need no unescaping; return the number of their bytes.
 
-        Each hit waits for this. It is a fast path: ``_next`` parses everything else byte by byte.
+        This is the fast path, which every hit uses; ``_next`` parses all other messages byte by byte.
         """
         place = 0
         while (start := data.find(b"$", place)) >= 0:
@@ -227,16 +227,16 @@ def _meaning_of(sent: bytes) -> bytes | str:
 
 
 # Each packet is acknowledged until both sides agree that the connection loses nothing (``QStartNoAckMode``). A refused
-# packet is sent again; a damaged packet is refused. Where a connection is reliable, several packets may be under way:
-# their answers arrive in the same order.
+# packet is sent again; a damaged packet is refused. On a reliable connection, several packets may be sent before the
+# first reply; replies arrive in the same order.
 
 
 _ATTEMPTS = 5
-"""Number of times that a packet is sent or refused before the connection counts as bad."""
+"""Maximum number of times that a packet is sent or refused; then an error is raised."""
 
 
 class Received(NamedTuple):
-    """Result of received bytes: ``answers`` and ``notifications`` are payloads, ``reply`` is to be sent."""
+    """Result of received bytes: the payloads of ``answers`` and ``notifications``, and the bytes ``reply`` to send."""
 
     answers: tuple[bytes, ...]
     notifications: tuple[bytes, ...]
@@ -244,7 +244,7 @@ class Received(NamedTuple):
 
 
 class Conversation:
-    """One side of a conversation in packets; ``has_acknowledgements`` is True while packets are acknowledged."""
+    """The client's side of the protocol; ``has_acknowledgements`` is True while packets are acknowledged."""
 
     def __init__(self) -> None:
         self.has_acknowledgements = True
@@ -292,7 +292,7 @@ class Conversation:
         return self._asked
 
     def receive(self, data: bytes) -> Received:
-        """Process received bytes; raise ``EngineError`` if the other side does not speak the protocol."""
+        """Process received bytes; raise ``EngineError`` if they violate the protocol."""
         answers: list[bytes] = []
         notifications: list[bytes] = []
         reply = bytearray()
@@ -392,7 +392,7 @@ class Exited:
 
 @dataclass(frozen=True, slots=True)
 class NoThreads:
-    """The end of all threads: none is left that could run."""
+    """The end of all threads of the target."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,7 +408,7 @@ _WATCHED = ("watch", "rwatch", "awatch")
 
 
 def parse_stop_reply(payload: bytes) -> StopReply:
-    """Parse a stop reply; raise ``EngineError`` if it is none."""
+    """Parse a stop reply; raise ``EngineError`` for another payload."""
     try:
         kind, rest = payload[:1].decode("ascii"), payload[1:].decode("ascii")
         match kind:

@@ -1,8 +1,8 @@
 """
 The stub that sessions share: its connection, its target, and the loop that drives the target.
 
-A target stops for all programs at once. One thread at a time waits for the stop and handles it: the first one that asks
-for the events of its session::
+A target stops for all programs together. One thread at a time waits for the stop and handles it: the first one that
+polls its session::
 
     let it run ─► stop ─► which is it?
         ▲                    │
@@ -53,7 +53,7 @@ __all__ = ["SharedStub", "TargetDriver"]
 _LOOK = 0.1
 """Maximum number of seconds to wait for a stop, or for the thread that drives the target."""
 _STILL_PATIENCE = 20.0
-"""Seconds to wait for the target to stop before a program is inserted or removed."""
+"""Maximum number of seconds to wait for the target to stop before a program is inserted or removed."""
 _NEXT = 0.001
 _PATIENCE = 2.0
 """Seconds after which a warning reports that the target does not stop."""
@@ -127,7 +127,7 @@ class SharedStub:
         return max(0.0, min(_LOOK, due - time.monotonic()))
 
     def warn(self, message: str, hint: str | None = None) -> None:
-        """Report a warning to the user of the first member."""
+        """Add a warning to the events of the first member."""
         if self.members:
             self.members[0].events.warn(message, hint)
 
@@ -143,7 +143,7 @@ class SharedStub:
             raise
 
     def withdraw(self, member: StubMember) -> None:
-        """Remove the probepoints of a program while the target is stopped; those of others stay."""
+        """Remove the probepoints of a program while the target is stopped, but not those of other programs."""
         member.withdraw()
         self.members.remove(member)
         self.driver.remove_unneeded()
@@ -279,7 +279,7 @@ class TargetDriver:
         return reply is not None
 
     def _has_returned(self, error: ConnectionLostError) -> bool:
-        """Return whether a stub whose connection was lost could be reached again; if so, the run continues."""
+        """Connect again to a stub whose connection was lost; return whether that succeeded and the run continues."""
         shared = self._shared
         stub = None if shared.is_stopping else shared.connection.reopen()
         if stub is None:
@@ -295,7 +295,7 @@ class TargetDriver:
         return True
 
     def _ask_to_stop(self) -> None:
-        """Interrupt the target if it has to stop; repeat the interrupt only if the first one was lost."""
+        """Interrupt the target if it must stop; repeat the interrupt only if the first one was lost."""
         now = time.monotonic()
         if not self._shared.is_wanted:
             self._asked_at = None
@@ -336,9 +336,9 @@ class TargetDriver:
 
     def _on_signal(self, reply: Stopped, thread: ThreadId | None, *, is_ours: bool) -> bool:
         """
-        Do the work that waits for a stop and resume the target; return whether the run is over instead.
+        Do the work that waits for a stop, and resume the target; if the run is over instead, return True.
 
-        The target resumes with the signal that stopped it, unless the tool caused that signal.
+        The target resumes with the signal that stopped it, unless this tool caused the signal.
         """
         self._take_samples()
         if self._shared.is_left:
@@ -412,7 +412,7 @@ class TargetDriver:
         """
         Resume the target before handlers run, if they need only the registers; return whether that was done.
 
-        QEMU retranslates the code after each stop. This way it does so while the handlers run.
+        QEMU translates the code again after each stop; thus it does so while the handlers run.
         """
         (member, *others), stepper = self._shared.members, self._inferior.stepper
         is_ours = member.awaits_return_at(at) or at in member.own_places

@@ -1,8 +1,7 @@
 """
-Requests to a stub and its answers, and requests that are sent in between without waiting.
+Requests to a stub and its replies, and requests that are sent without waiting for the reply.
 
-A stub answers an unsupported packet with an empty one (GDB manual, appendix E.1). This way the packets that it supports
-are found, and an unsupported one is not sent twice.
+A stub replies to an unsupported packet with an empty one (GDB manual, appendix E.1): such a packet is not sent again.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ _STOPS = (b"S", b"T", b"W", b"X", b"N")
 _OBJECT_MAX = 64 << 20
 _CHUNK = 0x800
 REASON: Final = b"?"
-"""Packet that asks for the reason of the current stop."""
+"""Packet that requests the reason of the current stop."""
 
 
 def _is_stop(answer: bytes) -> bool:
@@ -55,7 +54,7 @@ def _is_stop(answer: bytes) -> bool:
 
 
 class StubChannel:
-    """A channel to a stub at the other end of ``transport``, which has to answer within ``patience`` seconds."""
+    """A channel to the stub at the other end of ``transport``, which must reply within ``patience`` seconds."""
 
     def __init__(self, transport: Transport, patience: float) -> None:
         self._transport = transport
@@ -70,7 +69,7 @@ class StubChannel:
         """True if an unsolicited stop may still arrive: QEMU stops a machine when a client connects."""
         self._unknown: set[str] = set()
         self._due = b""
-        """Acknowledgements that go out with the next data to be sent."""
+        """Acknowledgements that will be sent together with the next packet."""
         self._is_followed = False
         """
         True if something is sent as soon as the expected answer arrives, so that the answer's acknowledgement can wait.

@@ -1,7 +1,7 @@
 """
-Connection of a run to its stub, from the start of its command, if any, to the removal of the last breakpoint.
+Connection of a run to its stub, from the start of the stub's command, if any, to the removal of the last breakpoint.
 
-While it is open, a process is ready to remove the breakpoints if this one is killed (``restorer``).
+While the connection is open, a restorer process waits, which removes the breakpoints if this one is killed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class StubCommand:
             raise EngineError(f"'{self._name}' cannot be started: {reason_of(error)}") from None
 
     def problem(self) -> str | None:
-        """Return a clause about the command's end, None if it still runs."""
+        """Return a clause about the command's end; None while the command runs."""
         status = self._process.poll()
         if status is None:
             return None
@@ -49,7 +49,7 @@ class StubCommand:
         return f"the command '{self._name}' {how}"
 
     def await_end(self) -> None:
-        """Wait for the command's end, because the target has ended; terminate it if it continues."""
+        """Wait for the command's end, after the target's; terminate the command if it continues."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_PATIENCE)
         self.end()
@@ -69,9 +69,9 @@ _RETURN_PATIENCE = 2.0
 
 class StubConnection:
     """
-    A connection to the stub at an ``endpoint``, which the command ``arguments`` has to start first, if there are any.
+    A connection to the stub at an ``endpoint``; the command ``arguments``, if there are any, starts the stub.
 
-    ``target`` and ``warn``, which takes a message for the user, are to be set as soon as they are known.
+    The owner sets ``target`` and ``warn``, a function of a message for the user, as soon as they are known.
     """
 
     def __init__(self, endpoint: str, arguments: Sequence[str] = ()) -> None:

@@ -26,11 +26,10 @@ if TYPE_CHECKING:
 
 __all__ = ["AwaitedReturns", "CallEntry", "PendingCall", "StubContext"]
 
-# While a return is awaited, a breakpoint is at the address to which the call returns. When a function begins, its
-# return address is on top of the stack, or in a register. The call has returned when the same thread arrives there with
-# the stack pointer that the return leaves. So tail calls and recursion are distinguished, and nothing in the target is
-# changed. A call that is left by ``longjmp`` or an exception is forgotten when its frame is entered again, or when
-# there are too many calls.
+# While a return is awaited, a breakpoint is at the return address, which is on top of the stack or in a register when
+# the function begins. The call has returned when the same thread arrives there with the stack pointer after the return.
+# So tail calls and recursion are distinguished, and no return address is changed. A call that is left by ``longjmp`` or
+# an exception is forgotten when its frame is entered again, or when there are too many calls.
 
 
 _CALLS_MAX = 1 << 14
@@ -38,7 +37,7 @@ _CALLS_MAX = 1 << 14
 
 
 class CallEntry(NamedTuple):
-    """The beginning of a call: the time, and registers by their index."""
+    """The entry of a call: the time, and registers by their index."""
 
     time: int
     registers: Mapping[int, int]
@@ -178,14 +177,14 @@ class StubContext:
         self._registers[name] = value
 
     def set_aside(self) -> Changes | None:
-        """Restore registers to their values before handlers changed them, and return the changes."""
+        """Restore the registers to their values at the hit, and return the handlers' changes; None: they made none."""
         changes, self.written = self.written, None
         for index, (before, _) in (changes or {}).items():
             self._registers[self.names[index]] = before
         return changes
 
     def apply(self, changes: Changes) -> None:
-        """Repeat changes that were set aside; other changes stay."""
+        """Apply changes that ``set_aside`` returned, in addition to earlier changes of other registers."""
         for index, (_, after) in changes.items():
             self.set_register(index, after, user=True)
 

@@ -1,8 +1,8 @@
 """
 Core files of a process behind a stub, which is stopped while its core is written.
 
-If the stub gives access to files of its machine, ``/proc`` there determines which memory the core file contains, as for
-any other process. Otherwise the memory is found through pointers (``FoundMemory``).
+If the stub can read files of its machine, ``/proc`` there determines the memory in the core file, as for other
+processes. Otherwise the memory is found through pointers (``FoundMemory``).
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class FoundMemory:
         """
         Add the segments of a file whose ELF header is at an address, and return the end of the last one.
 
-        Of segments that are not writable, the core file contains only the headers: the rest is as in the file.
+        Segments that are not writable are as in the file; the core file has only the page with the ELF header of them.
         """
         end = header
         loaded = list(self._load_segments(header))

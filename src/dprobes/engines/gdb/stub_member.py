@@ -38,7 +38,7 @@ __all__ = ["Inferior", "RunEvents", "Sample", "StubMember"]
 
 
 class Inferior(NamedTuple):
-    """A target behind a stub, with the runner of handlers and the executor of instructions."""
+    """A target behind a stub, with the context of handlers and the executor of instructions."""
 
     target: StubTarget
     context: StubContext
@@ -118,7 +118,7 @@ class StubMember(ABC):
 
     @abstractmethod
     def find(self, stub: Stub, tell: Callable[[str], None], warn: Callable[[str], None]) -> Inferior:
-        """Return the target behind the stub, which all programs share."""
+        """Return the target behind the stub; the first member determines the kind for all."""
 
     def take_over(self, inferior: Inferior) -> None:
         """Use a target in which no probepoint of this program has been inserted."""
@@ -231,12 +231,12 @@ class StubMember(ABC):
 
     @property
     def due(self) -> float:
-        """Monotonic time at which the program next needs the target to stop without a request; infinity for never."""
+        """Monotonic time in seconds at which the target must stop for a sample; infinity: never."""
         return math.inf
 
     @property
     def wants_stop(self) -> bool:
-        """True if the target has to stop for a request."""
+        """True if the target must stop, for a request of a client."""
         return self.is_stopping or bool(self.program.removals)
 
     def samples(self) -> Iterable[Sample]:

@@ -184,7 +184,7 @@ def _place_of_debug(target: StubTarget, dynamic: int, entry: struct.Struct) -> i
 
 
 _HEAD = 1024
-"""Bytes that are compared: headers, and mostly the build-id."""
+"""Number of bytes that are compared: the headers, and in most files the build ID."""
 
 
 class CodeFiles:
@@ -247,18 +247,18 @@ class CodeFiles:
 
 
 _START_PATIENCE = 30.0
-"""Seconds within which a started program must reach its entry."""
+"""Maximum number of seconds for a started process to reach its entry point."""
 _COMM_MAX = 15
 """Maximum length of a thread's name in bytes (TASK_COMM_LEN)."""
 
 
 class StubProcess:
     """
-    A stopped process; a program that has not begun runs to its entry first.
+    A stopped process; the constructor runs a process that has not begun to its entry point.
 
-    ``program`` is the path of its program, "" if it is unknown. ``linker_place`` is the address at which the dynamic
-    linker stops for debuggers, None in a program without one. The constructor raises ``EngineError`` if the ``target``
-    is no process of Linux, or runs on another processor than the module is for.
+    ``program`` is the path of its executable, "" if it is unknown. ``linker_place`` is the address of the dynamic
+    linker's function for debuggers (``r_brk``); None without a dynamic linker. The constructor raises ``EngineError``
+    if the ``target`` is no process of Linux, or its processor is not that of the module.
     """
 
     def __init__(self, target: StubTarget, processor: StubProcessor, resolved: ResolvedModule) -> None:
@@ -302,7 +302,7 @@ class StubProcess:
 
     def _run_to_entry(self, thread: ThreadId | None) -> None:
         """
-        Run to the program's entry; raise ``EngineError`` if the program does not reach it.
+        Run to the executable's entry point; raise ``EngineError`` if the process does not reach it.
 
         Files cannot be probed before the dynamic linker has loaded them.
         """

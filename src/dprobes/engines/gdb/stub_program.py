@@ -1,4 +1,4 @@
-"""A program whose handlers run at hits behind a stub: its variables, and its probepoints with their counts."""
+"""A probe program whose handlers run at hits behind a stub: its variables, and its probepoints with their counts."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ class _Tally(Counts):
         return Counts(**{each.name: getattr(self, each.name) for each in fields(Counts)})
 
     def note(self, placement: str) -> None:
-        """Record where the probed instruction is executed."""
+        """Record the way in which the probed instruction is executed."""
         if placement not in self.executed:
             self.executed = (*self.executed, placement)
 
@@ -181,7 +181,7 @@ class StubProgram:
     A program; ``bias`` is the load bias of its module in bytes.
 
     It shares the variables of its ``principal``, if there is one. ``stacks`` is the unwinder for a process,
-    ``stacks_of_programs`` that for programs in a machine.
+    ``stacks_of_programs`` that for processes on a machine.
     """
 
     number: int = 0

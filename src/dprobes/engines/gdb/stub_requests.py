@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["BreakpointKind", "Stub"]
 
 _PATIENCE = 5.0
-"""Seconds to wait for a stub's answer."""
+"""Maximum number of seconds to wait for a stub's reply."""
 _UNDER_WAY = 0.5
 """Seconds within which an interrupt reaches a running target."""
 _DEFAULT_PACKET_SIZE = 400
@@ -193,7 +193,7 @@ class Stub(StubChannel):
         return data
 
     def write(self, address: int, data: bytes) -> bool:
-        """Write memory; return whether the stub could do it."""
+        """Write memory; return False if the stub reports an error."""
         for start in range(0, len(data), self._room):
             piece = data[start : start + self._room]
             if self.ask(f"M{address + start:x},{len(piece):x}:{piece.hex()}") != b"OK":
@@ -228,7 +228,7 @@ class Stub(StubChannel):
 
     def resume(self, actions: Iterable[tuple[str, ThreadId | None]]) -> None:
         """
-        Resume threads, each with an action, ``c`` or ``s``; None stands for all others.
+        Resume threads, each with an action: ``c`` (continue) or ``s`` (step); the thread None means all others.
 
         ``wait`` returns the next stop.
         """
@@ -295,7 +295,11 @@ class Stub(StubChannel):
         return "c" in self._actions
 
     def wait(self, timeout: float) -> StopReply | None:
-        """Return why the target stopped, None if it still runs; raise ``EngineError`` if the connection ends."""
+        """
+        Return the next stop.
+
+        None if the target still runs after ``timeout`` seconds. Raise ``EngineError`` at the end.
+        """
         deadline = time.monotonic() + timeout
         while True:
             answer = self._next_answer(deadline - time.monotonic())

@@ -1,8 +1,8 @@
 """
 A process that takes over the connection to a stub if the engine is killed: it removes breakpoints and detaches.
 
-It has a copy of the connection, so the stub does not see the engine's end. It receives lines of text about each
-breakpoint before its insertion, and about whether the target runs::
+It has a copy of the connection's descriptor, so the connection remains open after the engine's end. The engine sends it
+lines of text about each breakpoint before its insertion, and about other changes of the target::
 
     + ADDRESS SIZE [BYTES]    a breakpoint, and the original bytes if it is written into memory
     - ADDRESS                 removal of the breakpoint
@@ -15,7 +15,7 @@ breakpoint before its insertion, and about whether the target runs::
     last PACKET               a packet to be sent before the target is released
     end                       the target needs no restoration
 
-The state of the target changes at each hit. It is a byte in shared memory instead of a line in the pipe.
+At each hit the target's state changes: so ``running`` is a byte in shared memory instead of a line.
 
 The command is ``python -m dprobes.engines.gdb.stub_restorer CONNECTION PIPE MEMORY``, with three descriptors.
 """
@@ -52,7 +52,7 @@ _RUNNING = "running "
 
 
 class Restorer:
-    """Handle of the restorer process; without a process if the connection cannot be shared."""
+    """Handle of the restorer process; there is no process if the connection's descriptor cannot be shared."""
 
     def __init__(self, transport: Transport) -> None:
         self._pipe = -1
@@ -97,7 +97,7 @@ class Restorer:
             self._pipe = -1
 
     def close(self) -> None:
-        """Dismiss the process and wait for its end."""
+        """End the process without restoration, and wait for its end."""
         self.tell("end")
         if self._pipe >= 0:
             os.close(self._pipe)

@@ -29,14 +29,15 @@ __all__ = ["StubSession"]
 ResolvedT = TypeVar("ResolvedT", bound="Resolved")
 
 _LOOK = 0.1
-"""Maximum number of seconds until a request to end is noticed."""
+"""Maximum number of seconds between a request to end and its detection."""
 
 
 class StubSession(engine_interface.Attachment):
     """
     One run at a ``shared`` stub.
 
-    ``probed`` creates the run's member: a process, or a machine. Requests of clients are carried out between two hits.
+    ``probed`` creates the member of the stub: a process, or a machine. Requests of clients are carried out between two
+    hits.
     """
 
     probes: Sequence[Probepoint] = ()
@@ -160,7 +161,7 @@ class StubSession(engine_interface.Attachment):
             return tuple(store.contents() for store in self.program.keyed_tables)
 
     def change(self, changes: Sequence[engine_interface.Change]) -> None:
-        """Make changes; see ``make_changes``."""
+        """Make changes in their order (``make_changes``)."""
         make_changes(self, changes)
 
     def change_values(self, changes: Sequence[engine_interface.ValueChange]) -> None:

@@ -1,5 +1,5 @@
 """
-Execution of the instruction under a breakpoint, although the breakpoint is there.
+Execution of the instruction under a breakpoint.
 
 Some instructions are emulated; for others the thread makes a single step without the breakpoint, while all other
 threads are stopped. A stub without single steps gets breakpoints at all addresses to which the instruction may lead.
@@ -248,7 +248,7 @@ class Stepper:
         self, at: int, raw: bytes | None, thread: ThreadId | None, registers: Registers, needed: Container[int]
     ) -> StopReply:
         """
-        Execute the instruction at a breakpoint, which stays if it is among the ``needed``.
+        Execute the instruction at a breakpoint, which is inserted again if it is among the ``needed``.
 
         ``raw`` is the instruction's bytes if they are known.
         """

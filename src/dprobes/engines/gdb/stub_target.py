@@ -28,9 +28,9 @@ __all__ = ["BLOCK", "StubTarget"]
 BLOCK: Final = 64
 """Bytes of memory that are read at once."""
 _STEP_PATIENCE = 5.0
-"""Seconds within which one instruction must complete."""
+"""Maximum number of seconds for one instruction to complete."""
 _STOP_PATIENCE = 5.0
-"""Seconds within which an interrupted target must stop."""
+"""Maximum number of seconds for an interrupted target to stop."""
 _INTERRUPTS = (0, SIGINT)
 """Signals by which stubs report an interrupt; 0 is none."""
 _STEP_ATTEMPTS = 3
@@ -88,9 +88,9 @@ class StubTarget:
 
     def reason(self) -> StopReply:
         """
-        Return why the target is stopped.
+        Return the reason of the current stop.
 
-        The stub is asked only once: QEMU's stub removes all breakpoints at this request.
+        The request is sent only once, because QEMU's stub removes all breakpoints at this request.
         """
         if self._last is None:
             self._last = self.stub.reason()
@@ -156,7 +156,7 @@ class StubTarget:
 
     def accesses_as_program(self, code: int) -> bool:
         """
-        Return whether the stub refuses accesses that the program could not make; ``code`` is a read-only address.
+        Return whether the stub refuses accesses that the target could not make; ``code`` is a read-only address.
 
         QEMU's process emulation refuses them, up to version 8.0. Other stubs access everything, so a fault would be
         missed.
@@ -330,7 +330,7 @@ class StubTarget:
         return reply
 
     def run_to(self, places: Iterable[int], thread: ThreadId | None) -> StopReply:
-        """Let a thread run to one of ``places``, with temporary breakpoints there; return the stop."""
+        """Run a thread to one of ``places``, by temporary breakpoints there; return the stop."""
         inserted = [place for place in sorted(places) if self.insert(place)]
         self._set_running()
         self.stub.resume([("c", thread)])
@@ -341,7 +341,7 @@ class StubTarget:
         return reply
 
     def await_stop(self, timeout: float) -> StopReply | None:
-        """Return why the target is stopped, None if it does not stop in time."""
+        """Wait up to ``timeout`` seconds for a stop, and return it; None if the target does not stop."""
         while True:
             reply = self.stub.wait(timeout)
             if not isinstance(reply, Console):
@@ -365,7 +365,7 @@ class StubTarget:
         self.interrupts += 1
 
     def has_answered(self, reply: StopReply) -> bool:
-        """Note a stop; return whether an interrupt of the engine caused it."""
+        """Record a stop; return whether an interrupt of the engine caused it."""
         if not self.interrupts or not _is_for_interrupt(reply):
             return False
         self.interrupts -= 1

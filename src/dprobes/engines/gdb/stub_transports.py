@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["ConnectionLostError", "DebuggerRelay", "Transport", "adopted_transport", "open_transport"]
 
 _CONNECTION_PATIENCE = 5.0
-"""Seconds to wait for a connection: a stub that has just been started may not listen yet."""
+"""Maximum number of seconds to wait for a connection: a stub that was just started may not listen yet."""
 _RETRY: Final = 0.05
 _CHUNK = 1 << 16
 _SPEED = 115200
@@ -269,9 +269,9 @@ def _start(endpoint: str) -> Transport:
     return _Command(endpoint, process)
 
 
-# Most stubs resume their target, or end it, when the connection ends: so the connection has to stay. GDB acknowledges
-# packets until it has agreed with the stub not to. This process may have agreed on that before: then the relay gives
-# and takes acknowledgements itself.
+# Most stubs resume or kill their target when the connection ends: so the connection must remain. GDB acknowledges
+# packets until it has agreed with the stub not to. If this process has agreed on that before, the relay itself
+# acknowledges GDB's packets, and discards GDB's acknowledgements.
 
 
 _NO_ACKNOWLEDGEMENTS = b"QStartNoAckMode"
@@ -281,9 +281,9 @@ class DebuggerRelay:
     """
     Relay at a socket ``path`` through which GDB takes over a stub's connection, in both directions.
 
-    The stub at the other end of ``transport`` is stopped and owes no answer; ``acknowledges`` is True if packets are
-    acknowledged there. When the debugger disconnects, the caller must close the stub's connection. ``has_served`` is
-    True if a debugger has been connected: then it has determined what the target does.
+    The target of the stub at the other end of ``transport`` is stopped, and no reply is outstanding. ``acknowledges``
+    is True if packets are acknowledged there. When the debugger disconnects, the caller must close the stub's
+    connection. ``has_served`` is True if a debugger was connected, and has resumed or killed the target as it liked.
     """
 
     def __init__(self, transport: Transport, *, acknowledges: bool) -> None:
@@ -324,7 +324,7 @@ class DebuggerRelay:
         return True
 
     def close(self) -> None:
-        """Stop serving; the stub's connection stays."""
+        """Close the socket and the debugger's connection; the stub's connection remains open."""
         self._leave()
         self._listener.close()
         shutil.rmtree(self._directory, ignore_errors=True)

@@ -66,7 +66,7 @@ MACHINES_ONLY = frozenset(
 
 
 def no_machine(stub: str) -> EngineError:
-    """Return the error for a program about a machine if the stub's target is a process."""
+    """Return the error for a program that probes a machine, if the stub's target is a process."""
     return EngineError(
         f"the stub {stub} serves a process, which has neither processors nor a kernel",
         hint="write a program about its code: 'name = FILE' and 'offset = FUNCTION'",

@@ -1,8 +1,8 @@
 """
-Machines behind a stub: their memory as the processor sees it, and the kernel that runs on them.
+Machines behind a stub: their linear and physical memory, and the kernel that runs on them.
 
-The kernel and its symbols are found in the machine's memory, and replace the running kernel in the resolution. Call
-stacks of the kernel are unwound by its own tables, those of programs by files. The kernel's structures list the
-machine's processes and their mappings. A program about the machine itself looks for a kernel on the connection of its
-run.
+The kernel and its symbols are found in the machine's memory, and are resolved in place of this machine's kernel. Call
+stacks in the kernel are unwound by its ORC tables, those in user space by the unwind tables of files. The machine's
+processes and their mappings are read from the kernel's structures. A program that probes the machine itself looks for a
+kernel on the connection of its run.
 """

@@ -1,4 +1,4 @@
-"""Kernel of a machine behind a stub, as the target of programs about kernels; read while the machine is stopped."""
+"""Kernel of a machine behind a stub, as the target of kernel programs; it is read while the machine is stopped."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ class KernelLayout:
     """
     Offsets in bytes of members of the kernel's structures, from its own type information (BTF).
 
-    * ``tgid``, ``pid``, ``comm``, ``cred``, ``mm``, ``parent`` and ``stack`` are members of a task, ``uid`` of its
-      credentials, ``pgd`` of an address space.
+    * ``tgid``, ``pid``, ``comm``, ``cred``, ``mm``, ``parent`` and ``stack`` are members of task_struct, ``uid`` of
+      struct cred, ``pgd`` of mm_struct.
     * ``module_list`` links a loaded module into the list. ``module_state``, ``module_name``, ``module_base`` and
       ``module_size`` are its state, its name, and the address and size of its code.
     * ``module_symbols`` points to its symbols, whose members are ``symtab``, ``symbol_count``, ``strtab`` and
@@ -152,7 +152,7 @@ _SYMBOLS_MAX = 1 << 17
 _NAMES_MAX = 1 << 23
 _NAME_MAX = 512
 _READ_MAX = 1 << 27
-"""Maximum number of bytes read for symbols of modules; all modules of a distribution's kernel need a third of that."""
+"""Maximum number of bytes read for symbols of modules; all modules of a distribution's kernel need a third of it."""
 _LISTING_MAX = 1 << 26
 """Maximum size in bytes of the listing of symbols."""
 _UNDEFINED = 0
@@ -161,7 +161,7 @@ _KIND = re.compile("[A-Za-z?]")
 
 
 class GuestModule(NamedTuple):
-    """A module and the address of its structure."""
+    """A kernel module and the address of its struct module."""
 
     loaded: LoadedModule
     address: int
@@ -176,9 +176,10 @@ class ModuleList(NamedTuple):
 
 class ModuleSymbols(NamedTuple):
     """
-    Symbols of modules as ``/proc/kallsyms`` lists them, and the number of those left out; ``first`` is their module.
+    Symbols of modules in the format of ``/proc/kallsyms``, and the number of those left out.
 
-    Symbols are left out if they are too many, cannot be read, or have names that such a listing cannot contain.
+    Symbols are left out if there are too many, if they cannot be read, or if their names cannot be listed. ``first`` is
+    the first module with such symbols.
     """
 
     lines: bytes
@@ -228,7 +229,7 @@ class _Listed(NamedTuple):
 
 
 def _count_of(memory: GuestMemory, layout: KernelLayout, module: GuestModule) -> tuple[int, int]:
-    """Return the number of symbols of a module, with the nameless one, and the address of their description."""
+    """Return the number of symbols of a module, the null symbol included, and the address of struct mod_kallsyms."""
     symbols = memory.word(module.address + layout.module_symbols)
     return (memory.word(symbols + layout.symbol_count, 4) if symbols else 0), symbols
 
@@ -268,7 +269,7 @@ _BANNER_START = b"Linux version "
 _BANNER_MAX = 512
 _SIZE = struct.Struct("<Q")
 _KEPT = 4
-"""Maximum number of kept kernels; the most recently used ones stay."""
+"""Maximum number of cached kernels; the least recently used ones are deleted."""
 
 
 class KnownKernel(NamedTuple):
@@ -289,7 +290,7 @@ def _banner_at(read: Callable[[int, int], bytes], address: int) -> bytes | None:
 
 
 def known_kernel(read: Callable[[int, int], bytes], start: int) -> KnownKernel | None:
-    """Return the cached kernel that begins at an address, None if there is none; ``read`` reads memory."""
+    """Return the cached kernel that begins at an address; None if it is not cached. ``read`` reads memory."""
     directory = cache_directory()
     for name in cached_names(directory, f"{_PREFIX}-{start:x}-"):
         try:
@@ -308,7 +309,7 @@ def known_kernel(read: Callable[[int, int], bytes], start: int) -> KnownKernel |
 
 
 def keep_kernel(read: Callable[[int, int], bytes], start: int, banner_place: int, kernel: KnownKernel) -> None:
-    """Cache a kernel whose banner is at an address, and delete those that were not used for the longest time."""
+    """Cache a kernel that begins at ``start``, with its banner at ``banner_place``; delete the least recently used."""
     banner = _banner_at(read, banner_place)
     if banner is None:
         return
@@ -319,7 +320,7 @@ def keep_kernel(read: Callable[[int, int], bytes], start: int, banner_place: int
 
 
 WATCHPOINTS_MAX = 1 << 10
-"""Maximum number of watchpoints; an emulated processor checks each access and needs no registers for that."""
+"""Maximum number of watchpoints; an emulated processor checks each access, and needs no debug registers."""
 _TYPES = ("__start_BTF", "__stop_BTF")
 _NOTES = ("__start_notes", "__stop_notes")
 _NOTES_MAX = 1 << 16
@@ -335,8 +336,8 @@ class GuestKernel(RunningKernel):
     """
     The kernel in the memory of a ``target``.
 
-    Its code is read on demand, so only while the machine is stopped. The constructor raises ``EngineError`` if there is
-    no kernel, or one without type information.
+    Its code is read on demand: the machine must be stopped. The constructor raises ``EngineError`` if there is no
+    kernel, or if the kernel has no BTF.
     """
 
     watchpoints = WATCHPOINTS_MAX
@@ -380,7 +381,11 @@ class GuestKernel(RunningKernel):
         return listed_modules(self.guest_memory, self.layout, head) if head else ModuleList((), is_whole=True)
 
     def source_files(self, name: str, module: str) -> dict[int, str]:
-        """Return the source files of the kernel's static symbols, if a debug package of the same build exists here."""
+        """
+        Return the source files of the kernel's static symbols ``name``, keyed by their address.
+
+        Empty for symbols of modules, and without a file of the same build with debug information on this machine.
+        """
         from dprobes.target.kernel.kernel_files import kernel_of_build, sources_in_kernel
 
         start, end = (self._address_of(each) for each in _NOTES)
@@ -407,7 +412,7 @@ class GuestKernel(RunningKernel):
         return
 
     def is_traceable(self, address: int) -> bool | None:  # noqa: ARG002 - nothing needs to be redirected
-        """Return None: the kernel is not asked."""
+        """Return None: the machine's ftrace is not known."""
         return None
 
 
@@ -435,15 +440,15 @@ class _GuestText:
         return self._memory.read(address, size)
 
     def problem_at(self, address: int) -> str | None:
-        """Return a clause with the reason why an address cannot be read, None if it can."""
+        """Return a clause with the reason why an address cannot be read; None if it can be read."""
         return None if self.read(address, 1) else "it is not in the machine's memory"
 
     def origin_of(self, _address: int) -> str:
-        """Return an empty string: this is the code that runs."""
+        """Return an empty string: the code is that in memory, not of a file."""
         return ""
 
     def is_patched(self, _instruction: DecodedInstruction) -> bool:
-        """Return False: this is the code that runs."""
+        """Return False: the code is that in memory, so it cannot differ."""
         return False
 
 
@@ -452,14 +457,14 @@ _PROCESSOR = "x86_64"
 
 
 def described_processor(connection: StubConnection) -> Architecture | None:
-    """Return the processor that a stub describes, None if it is unknown; the target is stopped from then on."""
+    """Return the processor that a stub describes; None if it is unknown. The target remains stopped."""
     target = connection.target = _target_of(connection.open())
     return architecture_described_as(target.description.architecture)
 
 
 @contextlib.contextmanager
 def visited_kernel(endpoint: str) -> Iterator[GuestKernel]:
-    """Stop the machine at an endpoint for the context, and yield its kernel; raise ``EngineError`` without one."""
+    """Stop the machine at an endpoint during the context, and yield its kernel; raise ``EngineError`` without one."""
     processor = processor_of(architecture(_PROCESSOR))
     assert processor is not None
     with _visited(endpoint) as target:

@@ -1,8 +1,8 @@
 """
 Symbols of a Linux kernel from the compressed tables in its memory (kernel/kallsyms.c, scripts/kallsyms.c).
 
-A name is a sequence of tokens, each a byte that stands for one character or several; the first character is the kind of
-the symbol. The tables follow one another, each at a multiple of 8::
+A name is a sequence of tokens: bytes that each encode one or more characters. The first character is the type of the
+symbol. The tables are consecutive, each at a multiple of 8::
 
     up to v6.4:  offsets │ relative_base │ num_syms │ names │ markers │ … │ token_table │ token_index
     since then:  num_syms │ names │ markers │ token_table │ token_index │ offsets │ relative_base │ …
@@ -34,7 +34,7 @@ __all__ = ["SearchEffort", "end_of", "find_image", "find_tables", "listed_symbol
 
 _TOKENS = 256
 _DIGITS = b"".join(b"%d\0" % digit for digit in range(10))
-"""Tokens of the digits, which stand for themselves; the table of tokens is found by them."""
+"""The strings of the tokens of digits, which are the digits themselves; the search for the token table begins there."""
 _FIRST_DIGIT = ord("0")
 _MARKED = 256
 """Number of symbols per marker."""
@@ -43,9 +43,9 @@ _SYMBOLS_MAX = 1 << 21
 _LISTING_MAX = 1 << 27
 """Maximum size of the listing in bytes; that of a distribution's kernel has about 10 MB."""
 _EFFORT = 1 << 24
-"""Maximum number of names and places to examine in search of the tables: seconds. A kernel needs 1 % of that."""
+"""Maximum number of names and places to examine in the search for the tables, in seconds; a kernel needs 1 % of it."""
 _CANDIDATE = 1 << 9
-"""Effort that one candidate for a table of tokens costs."""
+"""Effort for one candidate for the token table."""
 _GRAPHIC = re.compile(rb"[A-Za-z?][!-~]+")
 """Kind and name of a symbol, as in a line of ``/proc/kallsyms``."""
 _ALIGNMENT = 8
@@ -73,13 +73,13 @@ class SymbolTables:
 
 
 class SearchEffort:
-    """Remaining effort for a search in memory, whose contents may be malicious and keep the search busy."""
+    """Budget for a search in memory, whose contents may be malicious and prolong the search."""
 
     def __init__(self) -> None:
         self._left = _EFFORT
 
     def take(self, count: int) -> bool:
-        """Use up ``count`` of the effort; return False if less was left."""
+        """Charge ``count`` to the budget; return False if less is left."""
         self._left -= count
         return self._left >= 0
 
@@ -89,7 +89,7 @@ def _aligned(size: int) -> int:
 
 
 def find_tables(data: bytes | bytearray, start: int = 0, effort: SearchEffort | None = None) -> SymbolTables | None:
-    """Return the tables whose tokens follow ``start``, None if there are none, or they are incomplete."""
+    """Return the tables whose tokens are after ``start``; None if there are none, or if ``data`` ends before."""
     effort = effort or SearchEffort()
     at = data.find(_DIGITS, start)
     while at >= 0 and effort.take(_CANDIDATE):

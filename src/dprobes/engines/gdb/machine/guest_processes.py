@@ -210,7 +210,7 @@ _ELEMENT = 4
 @dataclass(frozen=True, slots=True)
 class KernelFacts:
     """
-    Facts about the kernel of a machine while a program runs: addresses of its tasks, CPUs and page tables.
+    Facts about the kernel of a machine, for the run of a program: addresses of its tasks, CPUs and page tables.
 
     * ``current`` is the address of the variable of the current task, to which the CPU's offset is added;
       ``cpu_offsets`` is the address of the table of these offsets.
@@ -278,7 +278,7 @@ _TASKS_MAX = 1 << 22
 
 
 class AddressSpace(NamedTuple):
-    """An address space: the address of its structure, and the process that it was found by."""
+    """An address space: the address of its mm_struct, and the id of a process in it."""
 
     address: int
     pid: int
@@ -382,11 +382,11 @@ class ModulePlace(NamedTuple):
 
 class MappedModule:
     """
-    The module whose file on this machine is ``elf``, and that a program calls ``name``, in ``spaces``.
+    The probed module ``name``, whose file on this machine is ``elf``, in the address spaces ``spaces``.
 
-    The files of a machine cannot be read. A mapped file is the module if it has its name, and the module's build-id if
-    the module has one. If the page with a file's build-id is not in memory yet, the file counts as the module, and the
-    bytes of an instruction are compared when it is hit.
+    The files of the probed machine cannot be read. A mapped file is the module if it has the module's name, and its
+    build ID, if the module has one. If the page with a file's build ID is not in memory yet, the file counts as the
+    module, and the bytes of an instruction are compared at a hit.
     """
 
     def __init__(self, spaces: AddressSpaces, elf: ElfFile, name: str) -> None:
@@ -397,9 +397,9 @@ class MappedModule:
         build_id = bytes.fromhex(elf.build_id or "")
         self._build_id, self._build_id_place = build_id, bytes(elf.data[: _PAGE * 4]).find(build_id) if build_id else -1
         self._verdicts: dict[tuple[int, bytes], bool] = {}
-        """Results of comparing build-ids, by inode and name of a file; only for files whose build-id could be read."""
+        """Results of comparisons of build IDs, by inode and name of a file, for files whose build ID could be read."""
         self.others: set[int] = set()
-        """Processes that map a file of the module's name with another build-id."""
+        """Ids of the processes that map a file with the module's name and another build ID."""
 
     @property
     def code_start(self) -> int:
@@ -428,7 +428,7 @@ class MappedModule:
         return None
 
     def _is_build(self, mapped: MappedFile, bias: int, pid: int) -> bool:
-        """Return whether a file of the module's name is the module, as far as that is known."""
+        """Return False if a file with the module's name certainly has another build ID."""
         key = mapped.inode, mapped.name
         address = None if self._build_id_place < 0 else self._elf.link_address(self._build_id_place)
         if key not in self._verdicts and address is not None:
@@ -441,7 +441,7 @@ class MappedModule:
         return is_build
 
     def is_verified(self, mapped: MappedFile) -> bool:
-        """Return whether a file was identified by its build-id, and not only by its name."""
+        """Return whether a file was identified by its build ID, and not only by its name."""
         return self._verdicts.get((mapped.inode, mapped.name), False)
 
     def is_at(self, space: int, bias: int, address: int | None = None) -> bool:
@@ -459,10 +459,9 @@ _STACK_SIZE = 1 << 14
 
 class Task(NamedTuple):
     """
-    A task: the address of its structure, its ids and its name.
+    A task: the address of its task_struct, its ids and its name.
 
-    ``saved`` is the address of the saved user-mode registers, and ``space`` that of its address space; 0 if there are
-    none.
+    ``saved`` is the address of its user-mode pt_regs, and ``space`` that of its mm_struct; 0 for a kernel thread.
     """
 
     address: int
@@ -482,7 +481,7 @@ _SAVED_SIZE = 168
 
 
 class TaskReader:
-    """Reader of the tasks on the processors of a machine whose kernel is described by ``facts``."""
+    """Reader of the tasks on a machine's processors; ``facts`` describe the kernel."""
 
     def __init__(self, target: MachineTarget, facts: KernelFacts, processors: int) -> None:
         self._target, self._facts, self._processors = target, facts, processors

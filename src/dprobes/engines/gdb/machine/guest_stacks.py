@@ -1,9 +1,9 @@
 """
-Call stacks in a machine: of the kernel by its own unwind tables (ORC), of programs by those of their files.
+Call stacks on a machine: in the kernel by its unwind tables (ORC), in user space by those of files.
 
-The walk over a kernel stack follows the kernel's own unwinder (``arch/x86/kernel/unwind_orc.c``). Code without an
-entry, such as that of BPF programs, is unwound by frame pointers, and so is all code of a kernel without such tables.
-The walk ends where the kernel was entered from a program.
+A kernel stack is unwound as by the kernel's own unwinder (``arch/x86/kernel/unwind_orc.c``). Code without an entry,
+such as that of BPF programs, is unwound by frame pointers, and so is all code of a kernel without ORC tables. The stack
+ends at the entry from user space.
 """
 
 from __future__ import annotations
@@ -64,8 +64,9 @@ class KernelStacks:
     """
     Unwinder of kernel stacks.
 
-    ``word`` reads memory, and ``entry_at`` returns the entry for an address, None if there is none. ``is_entered``
-    returns whether an address is the first one of a function.
+    ``word`` reads a number of a size in bytes at an address; None: unreadable. ``entry_at`` returns the ORC entry for
+    an address; None: there is none. ``is_entered`` returns whether an address is that of a function's first
+    instruction.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class KernelStacks:
         """
         Return the caller's frame, or the interrupted one; None at the end of the stack.
 
-        ``registers`` are given for the innermost frame only.
+        ``registers`` are None except for the innermost frame.
         """
         entry = self._entry_at(frame.ip if frame.is_exact else frame.ip - 1)
         if entry is None and frame.is_exact and registers is not None and self._is_entered(frame.ip):
@@ -173,11 +174,11 @@ class _KnownFile:
 
 class ProgramStacks:
     """
-    Unwinder of the stacks of programs, by the unwind tables of files on this machine.
+    Unwinder of user-space call stacks, by the unwind tables of files on this machine.
 
-    Tables are rarely present in a program's memory: nothing reads them before an exception is thrown. A file of this
-    machine is used instead if it is the mapped one: it has the name, and its build-id equals that in memory. ``names``
-    maps register indices to the stub's names. ``files`` are known files; others are found here by name.
+    The pages of unwind tables are rarely present in a process's memory. So the tables of a file on this machine are
+    used if it has the name of the mapped file, and the same build ID. ``names`` maps register indices to the stub's
+    names. ``files`` are known files; others are found by their names.
     """
 
     word_size = 8
@@ -242,8 +243,8 @@ class UnwindTables:
     """
     Unwind tables of a kernel that is described by ``facts``, and of its modules.
 
-    Modules are listed again when an address is in no known one. A known module is assumed to stay loaded as long as
-    addresses are in it.
+    The list of modules is read again when an address is in no known module. A known module is assumed to be loaded as
+    long as addresses are in it.
     """
 
     def __init__(self, target: MachineTarget, facts: KernelFacts) -> None:

@@ -28,14 +28,14 @@ _SAVED = (
     *("r15", "r14", "r13", "r12", "rbp", "rbx", "r11", "r10", "r9", "r8", "rax", "rcx", "rdx", "rsi", "rdi"),
     *("orig_rax", "rip", "cs", "eflags", "rsp", "ss"),
 )
-"""Registers of a program as the kernel saves them at the end of its stack (struct pt_regs)."""
+"""User-mode registers, in the order in which the kernel saves them at the end of its stack (struct pt_regs)."""
 
 
 class MachineContext(StubContext):
     """
     Context of a handler on the processor that ``select`` chose.
 
-    The running task is looked up on demand by ``tasks``, if the kernel is known.
+    ``tasks`` looks up the current task on demand; None if the kernel is unknown.
     """
 
     def __init__(

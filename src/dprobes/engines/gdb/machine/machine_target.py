@@ -172,7 +172,7 @@ class MachineTarget(StubTarget):
         """Processor through which memory is read."""
         self._frames: dict[int, bytes] = {}
         self.kernel_tables: int | None = None
-        """Physical address of the kernel's own page tables, which map its memory while a program runs as well."""
+        """Physical address of the kernel's own page tables, which map all its memory, even during user-space code."""
         self.kernel_paging = Paging.FOUR_LEVELS
         self._step_mask: bytes | None = None
         """Previous step flags of the stub in hexadecimal, None if they need not be restored."""
@@ -244,7 +244,7 @@ class MachineTarget(StubTarget):
         return bytes(data)
 
     def read_device(self, address: int, size: int) -> bytes:
-        """Return just these bytes of physical memory: a device may be there, where reads have side effects."""
+        """Return exactly these bytes of physical memory, which may be a device's: its reads have side effects."""
         self._be_physical(True)
         return self.stub.read(address, size)
 
@@ -297,7 +297,7 @@ class MachineTarget(StubTarget):
     # Steps
 
     def hold_interrupts(self) -> None:
-        """Prevent interrupts during steps, until ``let_go``."""
+        """Disable interrupts and the clock during single steps, until ``let_go``."""
         before = self.stub.ask_if_known("qqemu.sstep")
         if before is None or (found := re.fullmatch(rb"(?:0x)?([0-9a-f]+)", before)) is None:
             return
@@ -317,7 +317,7 @@ class MachineTarget(StubTarget):
         self.is_over = True
 
     def let_go(self) -> None:
-        """Remove all breakpoints, and let the machine continue."""
+        """Remove all breakpoints, and resume the machine."""
         if self.is_running:
             self.stop()
         self._set_back()
@@ -354,5 +354,5 @@ class GuestMemory:
         return int.from_bytes(data, self._target.byte_order) if len(data) == size else 0
 
     def string(self, address: int) -> bytes:
-        """Return the bytes up to the first zero, or to the end of the block of ``_TEXT_MAX`` bytes."""
+        """Return a C string without its NUL; it ends at the latest at the end of the block of ``_TEXT_MAX`` bytes."""
         return self.read(address, _TEXT_MAX - address % _TEXT_MAX).partition(b"\0")[0]

@@ -45,11 +45,11 @@ _GATE = struct.Struct("<HHBBHII")
 _GATE_PRESENT = 0x80
 _EXCEPTIONS = 32
 _TRAPS = frozenset({1, 2, 3, 4, 18})
-"""Exceptions that may follow a completed instruction: debug traps, NMI, int3, into, machine checks."""
+"""Vectors of exceptions that are no faults of an instruction: #DB, NMI, #BP, #OF, #MC."""
 
 
 def fault_entries(read: Callable[[int, int], bytes], table: int, limit: int) -> frozenset[int]:
-    """Return the addresses at which the handlers of faults begin; ``read`` reads memory."""
+    """Return the addresses of the handlers of faults in the IDT at ``table``; ``read`` reads memory."""
     count = min(_EXCEPTIONS, (limit + 1) // _GATE.size)
     data = read(table, count * _GATE.size)
     found = set()
@@ -60,10 +60,10 @@ def fault_entries(read: Callable[[int, int], bytes], table: int, limit: int) -> 
     return frozenset(found)
 
 
-# A processor is made to execute instructions whose results no stub provides. Its registers are set to the instruction's
-# inputs, and its program counter to a place in the kernel that contains the instruction. After one step they are
-# restored. If the instruction faults, the step leads to the kernel's entry for that fault, of which nothing is
-# executed; then there is no result. Interrupts are held off during the step.
+# Instructions whose results no stub provides are executed by the processor. Its registers are set to the instruction's
+# inputs, and its instruction pointer to an address in the kernel with the bytes of the instruction. After a single step
+# they are restored. If the instruction faults, the step ends at the first instruction of the kernel's fault handler;
+# then there is no result. Interrupts are disabled during the step.
 
 
 RDMSR: Final = b"\x0f\x32"
@@ -84,7 +84,7 @@ class Executor:
     def execute(
         self, code: bytes, thread: ThreadId | None, inputs: Mapping[str, int], outputs: tuple[str, ...]
     ) -> tuple[int, ...] | None:
-        """Return the registers ``outputs`` after an instruction, None if it faults or the kernel lacks it."""
+        """Return the registers ``outputs`` after the instruction ``code``; None if it faults or the kernel lacks it."""
         place = self._place_of(code)
         if place is None:
             return None
@@ -180,7 +180,7 @@ class Monitor:
 
     @property
     def is_there(self) -> bool:
-        """True if the stub has a monitor that lists processors."""
+        """True if the stub has QEMU's monitor."""
         return "CPU #" in (self._stub.command("info cpus") or "")
 
     def system_registers(self, processor: int) -> SystemRegisters:
@@ -212,7 +212,7 @@ class Monitor:
 
     def dump(self, path: str) -> str:
         """
-        Write the machine's memory and registers to a new file; return the monitor's warnings, mostly none.
+        Write the machine's memory and registers to a new file; return the monitor's warnings, normally empty.
 
         Raise ``EngineError`` if that fails.
         """

@@ -1,4 +1,4 @@
-"""A whole machine behind a stub as the target of a program: its processors stop, and the software on it is probed."""
+"""A whole machine behind a stub as the target of a program: all its processors stop at a hit."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ class SampleClocks:
     """
     Clocks of the samplers among ``probes``; times are in seconds of a monotonic clock.
 
-    One stop is a sample on each processor. It takes milliseconds, so a clock that becomes due several times meanwhile
-    is due once.
+    At one stop, all processors are sampled. A stop takes milliseconds; a clock that is due several times meanwhile
+    counts once.
     """
 
     def __init__(self, probes: Sequence[StubProbe], probepoints: Sequence[Probepoint]) -> None:
@@ -94,7 +94,7 @@ class SampleClocks:
 
 
 class MachineStepper(Stepper):
-    """Executor of the instructions of a machine, whose code may change while it runs."""
+    """Executor of instructions under breakpoints on a machine, whose code may change while it runs."""
 
     runs_ahead = False  # the current process is read from memory
 
@@ -106,9 +106,9 @@ class MachineStepper(Stepper):
         if not isinstance(self._emulator, Emulator):
             self._emulator = None
         self.has_kernel = False
-        """True if the kernel is known, so that addresses are the kernel's and no segment base is added."""
+        """True if the kernel is known: addresses are then linear, and the base of the code segment is 0."""
         self.fault_entries: frozenset[int] = frozenset()
-        """Entry points of the kernel's fault handlers."""
+        """Addresses of the first instructions of the kernel's fault handlers."""
         self._code_base = 0
         """Base of the code segment of the processor that last reached a breakpoint."""
 
@@ -169,7 +169,7 @@ class MachineStepper(Stepper):
 
 
 def new_path(path: Path) -> Path:
-    """Return a path that does not exist: the given one, or that with a number appended."""
+    """Return ``path``, or if it exists, the first path with a number appended that does not exist."""
     number = 0
     found = path
     while os.path.lexists(found):
@@ -179,7 +179,7 @@ def new_path(path: Path) -> Path:
 
 
 class _Processes(set[int]):
-    """Process ids in the scope of a program; membership is tested for the running process only."""
+    """Process ids in the scope of a program; ``in`` always tests the current process, whatever the id."""
 
     def __init__(self, is_concerned: Callable[[], bool]) -> None:
         super().__init__()
@@ -253,7 +253,7 @@ class ProbedMachine(StubMember):
         self.place_probes()
 
     def _learn(self, thread: ThreadId | None) -> None:
-        """Look for a kernel on the connection of the run, if the program did not need one before."""
+        """Look for a kernel on the connection of the run, unless the program has found it before."""
         if self._bare is not None:
             # Such a program needs no kernel to find its probepoints. It asks on the connection of the run, because many
             # stubs accept only one.
@@ -342,7 +342,7 @@ class ProbedMachine(StubMember):
         self._context.select(thread, registers, 0)
 
     def _is_concerned(self) -> bool:
-        """Return whether the running process is in scope: the program's process or, if followed, a descendant."""
+        """Return whether the current process is in scope: the scope's process or, if followed, a descendant."""
         context = self._context
         if self._pid is None or context.pid() == self._pid:
             return True
@@ -371,7 +371,7 @@ class ProbedMachine(StubMember):
         return super().wants_stop or self.due <= time.monotonic()
 
     def samples(self) -> Iterator[Sample]:
-        """Iterate over the processors that due samplers sample, selecting each."""
+        """Iterate over the processors to be sampled now, and select each before it is yielded."""
         due = self._clocks.take(time.monotonic())
         for thread in self._processors if due else ():
             registers = self._target.registers(thread)
@@ -381,7 +381,7 @@ class ProbedMachine(StubMember):
                 yield Sample(thread, registers, [(probe, self.placed.points[probe]) for probe in wanted])
 
     def _is_sampled(self, at: int) -> bool:
-        """Return whether the instruction that a processor is at belongs to what the program samples."""
+        """Return whether the instruction at an address is in code that the program samples."""
         if self._job.program.name in (ANYWHERE, MACHINE):
             return True
         return self._context.is_in_kernel and (self._code is None or at in self._code)
@@ -422,7 +422,7 @@ class ProbedMachine(StubMember):
         """Do nothing: machines have no cores."""
 
     def _dump(self) -> None:
-        """Have QEMU write a dump of the machine's memory, in its state before the probed instruction."""
+        """Make QEMU write a dump of the machine's memory, in the state before the probed instruction."""
         path = new_path(Path("vmcore").absolute())
         privileged = self._context.privileged
         if privileged is None:
@@ -455,10 +455,10 @@ class MachinePlaces:
 
 class BareMachine(RunningKernel):
     """
-    A machine regardless of what runs on it: a kernel without symbols, in which each address is a place.
+    A machine without regard to its software, in the form of a kernel without symbols.
 
-    A program names it ``machine``, and writes addresses as numbers: in firmware, boot loaders, other systems, and
-    kernels that have not started. Memory at an address when a program is compiled may change until the program runs.
+    A probe program names it ``machine``, and writes addresses as numbers: in firmware, boot loaders, other systems, and
+    kernels that have not started. Code at an address may change between compilation and run.
     """
 
     called = (MACHINE,)
@@ -501,7 +501,7 @@ class BareMachine(RunningKernel):
 
 
 class _NoSymbols(Kallsyms):
-    """Symbol table without names, in which each address is a place."""
+    """Symbol table without names; each address is a symbol of its own."""
 
     @property
     def is_hidden(self) -> bool:
@@ -514,7 +514,7 @@ class _NoSymbols(Kallsyms):
 
 
 class _NoText:
-    """Placeholder for code whose contents in memory are different at each time."""
+    """Placeholder for code that may change at any time, and is not read."""
 
     shift: int | None = None
 

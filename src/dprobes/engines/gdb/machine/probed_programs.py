@@ -1,9 +1,9 @@
 """
 A module on a machine behind a stub as the target of a program, in all processes there or in one and its descendants.
 
-The kernel's own lists show which processes map the module now. A breakpoint in the kernel, where it has created a
-mapping, shows which ones do later. A hit counts only if at that moment the module is mapped there, with the file's
-instruction in memory; so changes of processes in between do no harm.
+The kernel's lists show which processes map the module at the start. A breakpoint in the kernel, after the creation of a
+mapping, shows later ones. A hit counts only if the module is mapped there at that moment, and memory has the file's
+instruction: so missed changes of mappings cause no wrong hits.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class MappedProbes(PlacedProbes):
     """
     Probepoints at one load bias; ``read`` returns memory of the address space for which they are placed.
 
-    QEMU's breakpoints are for an address in all address spaces. So processes that map the module at the same place
-    share them, and others may hit them by chance. Memory that is not present yet is no obstacle: it has not been
+    QEMU's breakpoints apply to an address in all address spaces. So processes that map the module at the same address
+    share them, and other processes may hit them by chance. Memory that is not present yet is accepted: it has not been
     executed.
     """
 
@@ -55,7 +55,7 @@ class MappedProbes(PlacedProbes):
 
 
 class ProbedPrograms(ProbedMachine):
-    """Programs of a machine that map a module."""
+    """Processes of a machine that map a module."""
 
     _resolved: ResolvedModule
     _module: MappedModule
@@ -114,7 +114,11 @@ class ProbedPrograms(ProbedMachine):
     # Places of the module
 
     def place_probes(self) -> None:
-        """Insert the probepoints for all mappings of the module, or at the kernel's breakpoint for a new one."""
+        """
+        Insert the probepoints for all mappings of the module.
+
+        At the kernel's breakpoint, only for the new mapping.
+        """
         if self._here is not None:
             mapped = self._spaces.mapped_file(self._here["rdi"])
             pid = self._context.pid()
