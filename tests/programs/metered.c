@@ -45,7 +45,7 @@ static void *work(void *argument) {
     for (int round = 0; round < ROUNDS; round++) {
         char *pages = mmap(NULL, 64 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         for (unsigned long n = 0; n < thread + round; n++) pages[n * PAGE] = 1;
-        for (int spin = 0; spin < 100000 * (round % 3); spin++) sink++;
+        for (int spin = 0; spin < 2000000 * (round % 3); spin++) sink++;
         if (round % 2) {
             struct timespec nap = {0, 20000000};
             nanosleep(&nap, NULL);
