@@ -1,9 +1,9 @@
 """
-Build a kernel for guests that has what Debian's have not: functions that programs may let fail.
+Build a kernel for guests with CONFIG_BPF_KPROBE_OVERRIDE, which Debian's kernels lack.
 
-``make guest-kernel`` runs it: some minutes on two processors, and 2 GB below ``--directory`` meanwhile. The source is a
-package of Debian's, downloaded with apt; flex, bison, bc and libelf-dev are needed. The kernel is kept with the others
-of guests (``tests/guests/images.py``), which has the tests in it run.
+``make guest-kernel`` runs it. It takes some minutes on two processors, and 2 GB below ``--directory`` meanwhile. The
+source is Debian's package, downloaded with apt; flex, bison, bc and libelf-dev are needed. The kernel is stored with
+the others of guests (``tests/guests/images.py``), which run the tests that need it.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ KPROBE_EVENTS UPROBE_EVENTS BPF_EVENTS FPROBE UNWINDER_FRAME_POINTER DEBUG_INFO_
 FUNCTION_ERROR_INJECTION BPF_KPROBE_OVERRIDE
 """
 _OFF = "VT IA32_EMULATION X86_KERNEL_IBT CPU_MITIGATIONS IO_URING KEYS HW_RANDOM MODVERSIONS"
-"""What stands in the way of a small kernel, or of one that an emulated processor runs fast."""
+"""Options that are disabled, because the kernel would be larger or slower on an emulated processor."""
 
 
 def main() -> None:
-    """Download, unpack, configure, compile, and keep the kernel."""
+    """Download, unpack, configure and compile the kernel, and store it with the kernels of guests."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--directory", help="where to unpack and compile; a temporary one if it is not given")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="how many processes compile at once")

@@ -1,12 +1,11 @@
 """
-Find docstrings that begin like a riddle, and references in prose to names that are not there any more.
+Find docstrings that begin with an unsuitable word, and references in prose to names that do not exist.
 
-A class's docstring begins with a noun, a function's with an imperative; none begins with one of ``BEGINNINGS``, which
-hide what a reader searches for.
+A class's docstring begins with a noun, a function's with an imperative; none begins with a word of ``BEGINNINGS``,
+because these words hide the term that a reader searches for.
 
-A reference is what stands in double backquotes and looks like a name, such as ``probe_manager``, ``Manager.stop`` or
-``rpn.instruction_set``. Each of its words must be a name of the code, a module, a word of a string, or one that the
-documentation of users has.
+A reference is a name in double backquotes, such as ``probe_manager``, ``Manager.stop`` or ``rpn.instruction_set``. Each
+of its words must be a name of the code, a module, a word of a string, or a word of the documentation of users.
 """
 
 from __future__ import annotations
@@ -54,11 +53,11 @@ ELSEWHERE = frozenset(
     wait_task_stopped warn_report xa_is_node
     """.split()  # noqa: SIM905 - a list of words is read as one
 )
-"""Names of the kernel, of C and of other programs that are explained nowhere but where they are referred to."""
+"""Names of the kernel, of C and of other programs that occur only in docstrings and comments."""
 
 
 def files() -> list[Path]:
-    """Return the files that are looked at."""
+    """Return the files to check."""
     return [path for place in PLACES for path in sorted((ROOT / place).rglob("*.py"))]
 
 
@@ -108,7 +107,7 @@ def known_names() -> set[str]:
 
 
 def stale(path: Path, known: set[str]) -> Iterator[tuple[int, str]]:
-    """Iterate over the references of a file to what is not there, with their lines."""
+    """Iterate over the references of a file to names that do not exist, with their lines."""
     for line, text in prose_and_names(path.read_text(encoding="utf-8"))[0]:
         for found in REFERENCE.finditer(text):
             if not set(found[1].strip(".").split(".")) <= known:
@@ -123,7 +122,7 @@ def beginnings(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def main() -> int:
-    """Print each docstring that begins so, and each reference to nothing; return 1 if there is one."""
+    """Print each unsuitable docstring and each reference to a name that does not exist; return 1 if there is one."""
     known = known_names()
     problems = [
         f"{path.relative_to(ROOT)}:{line}: a docstring begins with '{word}'"

@@ -1,4 +1,4 @@
-"""An extension of Griffe: docstrings of DProbes mark blocks of code by ``::``, which Markdown does not know."""
+"""An extension of Griffe for the ``::`` before blocks of code in docstrings, which Markdown does not support."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import griffe
 
 
 class DocstringMarkup(griffe.Extension):
-    """Turn ``::`` at the end of a line into a colon, or remove it where it stands alone."""
+    """Converter of ``::``: a colon at the end of a line, removed on a line of its own."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.docstring is not None:

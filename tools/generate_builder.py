@@ -1,4 +1,4 @@
-"""Write src/dprobes/api/mnemonics.pyi from the methods that the instruction table has; with --check only compare."""
+"""Write src/dprobes/api/mnemonics.pyi from the methods of the instruction table; with --check only compare."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def document() -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Write the file, or say that it is out of date."""
+    """Write the file, or with --check report whether it is out of date; return the exit status."""
     text = document()
     if arguments == ["--check"]:
         if OUTPUT.exists() and OUTPUT.read_text() == text:

@@ -1,8 +1,8 @@
 """
 Write docs/man/dprobes.8 and docs/man/dprobes.lang.8; with --check only compare.
 
-The pages are made from what the program itself uses: the commands of click, the table of the original's options, the
-tables of instructions, keywords and registers.
+The sources of the pages are the commands of click, the table of the original's options, and the tables of instructions,
+keywords and registers.
 """
 
 from __future__ import annotations

@@ -31,10 +31,10 @@ VIM = EDITORS / "vim" / "syntax" / "rpn.vim"
 VIM_OF_C = EDITORS / "vim" / "syntax" / "dpc.vim"
 
 LOGGING = ("log", "exit", "abort", "remove")
-"""Operators that decide what becomes of a record."""
+"""Operators that determine whether a record is written."""
 
 _POINTS = ("module", "when", *POINT_WORDS)
-"""What sections of a program in C begin with, besides ``return``, which is a statement as well."""
+"""First words of the sections of a program in DProbes C, except ``return``, which also begins a statement."""
 _ATTRIBUTES = (*MODULE_ATTRIBUTES, *PROBE_ATTRIBUTES)
 _STATEMENTS = ("else", "catch", *(word for word in STATEMENTS if word != "default"))
 _TYPES = (*BASIC_WORDS, *NAMED_TYPES, *TAGGED)
@@ -47,7 +47,7 @@ def operators() -> list[str]:
 
 
 def operand_words() -> list[str]:
-    """Return the fixed words behind operators."""
+    """Return the fixed words after operators."""
     words = {word for each in (*ROWS, *ALIASES) for word in each.operands if isinstance(word, str)}
     return sorted(word for word in words if re.fullmatch(r"[a-z]\w*", word))
 

@@ -1,8 +1,8 @@
 """
 Write ``target/kernel/systemcalls.txt``: the system calls of x86-64 and i386, with the parameters of each.
 
-Numbers come from the C library's copy of the kernel's headers, parameters from the tracepoints of the kernel that runs
-(``events/syscalls``). Run it, as root on a recent kernel, when either has new calls.
+Numbers come from the C library's copy of the kernel's headers, parameters from the tracepoints of the running kernel
+(``events/syscalls``). Run it as root on a recent kernel when either has new calls.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KERNEL_NAMES = {
     "sendfile": "sendfile64", "umount2": "umount", "_newselect": "select", "_llseek": "llseek",
     "ugetrlimit": "getrlimit",
 }  # fmt: skip
-"""What the kernel's source calls a system call where it is not its name for programs."""
+"""The kernel's names of system calls that have another name for programs."""
 
 BUILT_WITHOUT = {
     "init_module": "void * umod, unsigned long len, const char * uargs",
@@ -32,7 +32,7 @@ BUILT_WITHOUT = {
     "kexec_file_load": "int kernel_fd, int initrd_fd, unsigned long cmdline_len, const char * cmdline_ptr, "
     "unsigned long flags",
 }
-"""The parameters of what the kernel may have been built without (kernel/module/main.c, kernel/kexec.c)."""
+"""The parameters of system calls that a kernel may be built without (kernel/module/main.c, kernel/kexec.c)."""
 
 _NUMBER = "__syscall_nr"
 
@@ -43,7 +43,7 @@ HEADING = """\
 
 
 def numbers_of(header: str) -> dict[str, int]:
-    """Return the numbers of one of the C library's headers."""
+    """Return the numbers of system calls in one header of the C library, by name."""
     text = (HEADERS / header).read_text()
     return {name: int(number) for name, number in re.findall(r"#define __NR_(\w+) (\d+)$", text, re.MULTILINE)}
 

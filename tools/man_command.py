@@ -1,4 +1,4 @@
-"""The page dprobes(8): the commands of click, and what no table says."""
+"""The page dprobes(8): the commands of click, and the sections that no table contains."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ SEE_ALSO = (("dprobes.lang", 8), ("gdb", 1), ("systemd.socket", 5), ("ptrace", 2
 
 
 def commands() -> Iterator[tuple[str, click.Command]]:
-    """Return all commands with the words that call them, those of a group each by itself."""
+    """Iterate over all commands with the words that call them, those of a group separately."""
     for verb in VERBS:
         command = command_of(verb)
         if isinstance(command, click.Group):
@@ -201,7 +201,7 @@ def describe(result: Page, words: str, command: click.Command) -> None:
 
 
 def tag(option: click.Option) -> str:
-    """Return the names of an option, and what follows it."""
+    """Return the names of an option, followed by its value."""
     names = ", ".join(bold(name) for name in sorted(option.opts, key=len))
     if option.secondary_opts:
         names += ", " + ", ".join(bold(name) for name in option.secondary_opts)
@@ -227,7 +227,7 @@ def said(option: click.Option) -> str:
 
 
 DEFAULT_HELP = {"format_name": "The format in which records are printed."}
-"""What is said of options that need no help on the command line."""
+"""Descriptions of options that have no help on the command line."""
 
 
 FOLLOWS = {Takes.NOTHING: "", Takes.WORD: " WORD", Takes.LIST: " LIST", Takes.DEFINITION: " KEY = VALUE"}

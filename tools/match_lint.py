@@ -1,9 +1,9 @@
 """
-Find ``case _`` where ``match`` goes through the members of an enumeration or the classes of a union of ours.
+Find ``case _`` in a ``match`` over the members of an enumeration or the classes of a union of the project.
 
-A member that is added later would go there without a word, where ``assert_never`` has mypy find the place. So such a
-``case _`` is refused unless it calls ``assert_never``, or raises. ``EXCUSED`` lists the functions whose ``case _`` is
-meant for all others, now and later, each with its reason.
+A member that is added later would silently match it, while ``assert_never`` makes mypy report the place. Such a ``case
+_`` is therefore refused unless it calls ``assert_never``, or raises an error. ``EXCUSED`` lists the functions whose
+``case _`` is meant for all other members, present and future, each with its reason.
 """
 
 from __future__ import annotations
@@ -43,11 +43,15 @@ EXCUSED: dict[str, tuple[int, str]] = {
     "testing.py:_offset": (1, "All other places have no offset."),
     "trace/trace_reader.py:_of_frame": (1, "A frame of a later version is skipped, as trace-file.md promises."),
 }
-"""Functions as ``file:function``: how many ``case _`` are meant for all others, and why."""
+"""Functions as ``file:function``: the number of ``case _`` that are meant for all other members, and the reason."""
 
 
 def names_of(pattern: ast.pattern) -> Iterator[str | None]:
-    """Iterate over what the alternatives of a pattern name: a class, or the class of a member; None for open data."""
+    """
+    Iterate over the classes that the alternatives of a pattern name, or whose members they name.
+
+    An alternative that names neither yields None.
+    """
     match pattern:
         case ast.MatchOr(patterns=patterns):
             for each in patterns:
@@ -66,19 +70,19 @@ BUILT_IN = frozenset(("bool", "bytes", "dict", "float", "int", "list", "str", "t
 
 
 def is_closed(statement: ast.Match) -> bool:
-    """Return whether a statement goes through classes or members that somebody has defined."""
+    """Return whether all cases of a statement name classes or members, so that the set of values is closed."""
     named = [case for case in statement.cases if not is_rest(case)]
     names = {name for case in named for name in names_of(case.pattern)}
     return bool(named) and not names & (BUILT_IN | {None})
 
 
 def is_rest(case: ast.match_case) -> bool:
-    """Return whether a case takes all that is left."""
+    """Return whether a case matches all remaining values."""
     return isinstance(case.pattern, ast.MatchAs) and case.pattern.pattern is None and case.guard is None
 
 
 def is_checked(case: ast.match_case) -> bool:
-    """Return whether what is left is refused: by ``assert_never``, or by an error."""
+    """Return whether a case rejects its values, by ``assert_never`` or by an error."""
     first = case.body[0]
     return isinstance(first, ast.Raise) or (
         isinstance(first, ast.Expr)
@@ -89,7 +93,7 @@ def is_checked(case: ast.match_case) -> bool:
 
 
 def places(path: Path) -> Iterator[tuple[int, str]]:
-    """Iterate over the lines of such cases in a file, with the innermost function that each is in."""
+    """Iterate over the lines of unchecked ``case _`` in a file, each with its innermost function."""
     waiting: list[tuple[ast.AST, str]] = [(ast.parse(path.read_text(encoding="utf-8")), "")]
     while waiting:
         node, function = waiting.pop()
@@ -102,7 +106,11 @@ def places(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def problems_in(found: Mapping[str, Sequence[int]], excused: Mapping[str, tuple[int, str]]) -> Iterator[str]:
-    """Iterate over the problems with cases, the lines of which are given by function, and with their excuses."""
+    """
+    Iterate over messages about functions with more or fewer cases than are excused.
+
+    ``found`` has the lines of cases by function, ``excused`` their numbers and reasons.
+    """
     for name, lines in found.items():
         allowed, _ = excused.get(name, (0, ""))
         if len(lines) > allowed:

@@ -1,8 +1,8 @@
 """
 The messages of errors and warnings with their hints, read from the sources; docs/reference/messages.md shows them.
 
-A message is the first argument of an exception of ``dprobes.errors``, or the second one of ``Diagnostics.error`` and
-``Diagnostics.warning``. A value in it is shown as ``…``. Messages that are put together elsewhere are left out.
+A message is the first argument of an exception of ``dprobes.errors``, or the second argument of ``Diagnostics.error``
+and ``Diagnostics.warning``. A value in it is shown as ``…``. Messages that other expressions compute are omitted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 SOURCES = Path(__file__).parent.parent / "src" / "dprobes"
 
 MARK = "<!-- messages -->"
-"""The line of the page that the messages stand for."""
+"""The line of the page that the messages replace."""
 
 KINDS = {
     "SourceError": "Errors in programs",
@@ -76,7 +76,11 @@ def messages_of(source: str) -> Iterator[Message]:
 
 
 def text_of(node: ast.expr) -> str:
-    """Return the text of a literal, with a mark for each value in it; empty for any other expression."""
+    """
+    Return the text of a string literal, with a mark for each value in it.
+
+    Return an empty string for any other expression.
+    """
     match node:
         case ast.Constant(value=str(text)):
             return text

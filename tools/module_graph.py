@@ -1,10 +1,10 @@
 """
-Fail where modules of the package import each other in a circle, and where a short module has one importer.
+Fail if modules of the package import each other in a cycle, or if a short module has only one importer.
 
-Every kind of import counts: at the start of a module, inside a function, and for types only. A circle says that its
-modules are one module, whenever the import happens. ``KNOWN`` lists the circles that are still there. A module of at
-most ``SHORT`` lines with one importer is a part of that one; ``EXCUSED`` lists those that stay, each with its reason.
-What is gone must be taken off the lists, so that they only shrink.
+Every kind of import counts: at the start of a module, inside a function, and for types only. ``KNOWN`` lists the cycles
+that are accepted. A module of at most ``SHORT`` lines with one importer belongs into that importer; ``EXCUSED`` lists
+the exceptions, each with its reason. Entries of the lists that no longer apply must be removed, so the lists only
+shrink.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ ROOT = Path(__file__).parents[1]
 SOURCES = ROOT / "src"
 
 KNOWN: tuple[frozenset[str], ...] = ()
-"""The circles that are still there, as the names of their modules."""
+"""The accepted cycles, as the names of their modules."""
 
 SHORT = 150
-"""Lines of a module that needs more than one importer."""
+"""Maximum number of lines of a module that needs more than one importer."""
 
 EXCUSED: dict[str, str] = {
     "dprobes.api.mnemonics": "Its stub, mnemonics.pyi, declares what it makes of the instruction table.",
@@ -39,7 +39,7 @@ EXCUSED: dict[str, str] = {
     "dprobes.manager.systemd_units": "A concept with tests of its own: the units that packaging/ has.",
     "dprobes.resolve.carried_ebpf": "It imports the compiler to eBPF, and is imported late.",
 }
-"""Short modules with one importer, and why each is a module of its own."""
+"""Short modules with one importer, with the reason why each is a module of its own."""
 
 
 class Edge(NamedTuple):
@@ -76,7 +76,7 @@ def _edges_of(module: str, path: Path, files: Mapping[str, Path], sources: Path)
 
 
 def _imports(node: ast.AST, kind: str) -> Iterator[tuple[ast.Import | ast.ImportFrom, str]]:
-    """Iterate over the import statements below a node, and say when each is carried out."""
+    """Iterate over the import statements below a node, each with its kind: when it is executed."""
     for child in ast.iter_child_nodes(node):
         match child:
             case ast.Import() | ast.ImportFrom():
@@ -93,7 +93,7 @@ def _imports(node: ast.AST, kind: str) -> Iterator[tuple[ast.Import | ast.Import
 
 
 def _imported(node: ast.Import | ast.ImportFrom, package: str, files: Mapping[str, Path]) -> Iterator[str]:
-    """Iterate over the modules that a statement names: ``from package import name`` means a module of that name."""
+    """Iterate over the modules that a statement imports; ``from package import name`` may import a module ``name``."""
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names if alias.name in files)
         return
@@ -159,7 +159,7 @@ def parts_of_others(sources: Path, excused: Mapping[str, str]) -> list[str]:
 
 
 def problems(sources: Path, known: Sequence[frozenset[str]]) -> list[str]:
-    """Return what is wrong: circles that are not known, and known ones that are gone."""
+    """Return messages about cycles that are not in ``known``, and about entries of ``known`` that are no cycles."""
     all_edges = edges(sources)
     graph: dict[str, list[str]] = {}
     for edge in all_edges:
@@ -181,7 +181,7 @@ def problems(sources: Path, known: Sequence[frozenset[str]]) -> list[str]:
 
 
 def main() -> int:
-    """Print what is wrong; return 1 if anything is."""
+    """Print the problems; return 1 if there are any."""
     found = [*problems(SOURCES, KNOWN), *parts_of_others(SOURCES, EXCUSED)]
     print("\n".join(found) or "no circles of imports, and no module that is a part of another one")
     return 1 if found else 0

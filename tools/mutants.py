@@ -1,15 +1,15 @@
 """
-Change single places of the sources, one at a time, and list the changes that no test notices.
+Change single places of the sources, one at a time, and list the changes that no test detects.
 
 A *mutant* is a copy of the tree with one comparison, boolean, arithmetic operation or constant replaced, or one
-statement left out. Tests run on it in a copy of the checkout, in two rounds: for all mutants those of ``tests/unit``
-that mirror the module or import it, then, for those that they let pass, all of the mirrored package and those that
-``ALSO`` names for what unit tests cannot see. A test that fails without the change as well counts for nothing.
+statement removed. Tests run on it in a copy of the checkout, in two rounds. The first round has the tests of
+``tests/unit`` that mirror the module or import it. The second round, for mutants that pass the first one, has the tests
+of the mirrored package and those that ``ALSO`` names for effects that unit tests do not detect. A test that also fails
+without the change is ignored.
 
-Mutants that all let pass are *survivors*, printed as a diff, unless ``mutants.toml`` explains why the change makes no
-difference that a test should notice. Which mutants are in the sample follows from ``--seed``, from the changed lines
-and what is changed in them, so that edits elsewhere leave it as it is. What has been judged is kept in a file, so a
-run can be continued.
+Mutants that pass all tests are *survivors*. They are printed as a diff, unless ``mutants.toml`` explains why the change
+makes no difference that a test should detect. The sample depends on ``--seed`` and on the changed lines and the changes
+in them, so edits elsewhere do not change it. Results are stored in a file, so a run can be continued.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ UNIT = Path("tests/unit")
 EXPLAINED = Path(__file__).with_name("mutants.toml")
 
 TEST_LIMIT = 60
-"""Seconds after which a test has failed: some mutants run for ever."""
+"""Seconds after which a test counts as failed: some mutants never end."""
 
 NO_TESTS = 5
-"""pytest's exit status when all tests were left out."""
+"""Exit status of pytest if all tests were deselected."""
 
 # The longest prefix of a module's path that stands here names tests that see it, besides its own unit tests.
 ALSO: dict[str, list[str]] = {
@@ -138,7 +138,7 @@ OPERATIONS: dict[type[ast.operator], type[ast.operator]] = {
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One changed place: ``text`` instead of the bytes from ``begin`` to ``end`` of the module."""
+    """One changed place: ``text`` replaces the bytes from ``begin`` to ``end``, exclusive, of the module."""
 
     module: Path
     line: int
@@ -165,14 +165,14 @@ class Mutant:
         return hashlib.sha256(f"{seed}\0{self.module}\0{self.text}\0".encode() + line).digest()
 
     def lines(self) -> tuple[str, str]:
-        """Return the lines that are changed, without and with the change, each without blanks around it."""
+        """Return the changed lines, without and with the change, each without blanks around it."""
         changed = list(difflib.unified_diff(self.before.splitlines(), self.after.splitlines(), lineterm="", n=0))[2:]
         old, new = ("\n".join(line[1:].strip() for line in changed if line.startswith(sign)) for sign in ("-", "+"))
         return old, new
 
 
 def variants(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
-    """Iterate over what a node may become."""
+    """Iterate over the replacements of a node, each with a description."""
     match node:
         case ast.Compare(ops=[operation]) if type(operation) in COMPARISONS:
             yield "comparison", _with(node, ops=[COMPARISONS[type(operation)]()])
@@ -198,7 +198,7 @@ def _with(node: ast.AST, **changes: object) -> ast.AST:
 
 
 def mutable_nodes(tree: ast.Module) -> Iterator[ast.AST]:
-    """Iterate over the nodes in functions: what stands at the top of a module or class are mostly names and tables."""
+    """Iterate over the nodes in functions; at the top of a module or class there are mostly names and tables."""
     # Python 3.11 does not know where the parts of an f-string are.
     seen = {id(node) for string in ast.walk(tree) if isinstance(string, ast.JoinedStr) for node in ast.walk(string)}
     for function in ast.walk(tree):
@@ -240,13 +240,13 @@ def sample(seed: int, count: int, only: str) -> list[Mutant]:
 
 
 def explanations() -> dict[tuple[str, str, str], str]:
-    """Return why survivors do, by their module and changed lines."""
+    """Return the explanations of survivors, by their module and changed lines."""
     entries = tomllib.loads(EXPLAINED.read_text())["mutant"]
     return {(each["module"], each["before"], each["after"]): each["because"] for each in entries}
 
 
 def rounds_of(root: Path, module: Path) -> tuple[list[str], list[str]]:
-    """Return the tests that are to notice a change in a module: those of the first round, and those of the second."""
+    """Return the tests of the first round and those of the second round for a module."""
     relative = module.relative_to(SOURCES)
     directory = root / UNIT / relative.parent
     own = sorted(directory.glob(f"test_{relative.stem}*.py"))
@@ -281,7 +281,7 @@ class Copy:
         self._output = directory / "output"
         self._times = int(time.time())
         self._sound: dict[str, bool] = {}
-        """Whether tests pass without any change, as far as that was asked."""
+        """Cached results of tests without any change: True if they pass."""
         self._environment = os.environ | {
             "PYTHONPATH": str(self.root / "src"),  # before the checkout that is installed
             "PYTHONHASHSEED": "0",
@@ -289,7 +289,7 @@ class Copy:
         self._environment.pop("PYTHONDONTWRITEBYTECODE", None)  # commands that tests start would compile all modules
 
     def _failing(self, tests: list[str], *, without_slow: bool) -> list[str] | None:
-        """Return the first test that fails, all where none could run, [] if they take too long, None if all pass."""
+        """Return the first test that fails; all tests if none could run, [] if they take too long, None if all pass."""
         chosen = ["-m", "not torture and not slow" if without_slow else "not torture", f"--timeout={TEST_LIMIT}"]
         chosen += [f"--deselect={test}" for test, is_sound in self._sound.items() if not is_sound]
         command = [sys.executable, "-m", "pytest", "-qx", "-rfE", "-p", "no:cacheprovider", *chosen, *tests]
@@ -318,7 +318,7 @@ class Copy:
         return found[:1] or tests
 
     def judge(self, mutant: Mutant, tests: list[str], *, without_slow: bool = False) -> str:
-        """Return whether tests notice a mutant, and how."""
+        """Return the outcome of tests on a mutant: whether and how they detect it."""
         path = self.root / mutant.module
         while tests:
             status, original = path.stat(), path.read_bytes()

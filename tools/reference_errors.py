@@ -165,7 +165,7 @@ EXCEPTIONS: dict[ExceptionCode, tuple[str, str]] = {
 
 
 def kinds(base: type[errors.DprobesError] = errors.DprobesError) -> Iterator[type[errors.DprobesError]]:
-    """Iterate over the classes of errors, each followed by its subclasses; ``base`` itself is left out."""
+    """Iterate over the classes of errors, each followed by its subclasses; ``base`` itself is omitted."""
     for each in base.__subclasses__():
         if each.__module__ == errors.__name__:
             yield each
@@ -206,7 +206,7 @@ def document() -> str:
 
 
 def unless(code: ExceptionCode) -> str:
-    """Return what happens unless the exception is enabled and handled."""
+    """Return the effect of an exception that is not enabled and handled."""
     if code is ExceptionCode.USER_EX:
         return "It does not depend on `ex_mask`."
     if code & NON_MASKABLE:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 KERNELS = ((5, 17), (6, 1), (6, 6), (6, 12), (6, 18))
-"""The versions of Linux that the page has columns for: the oldest for the engine ebpf, and those of distributions."""
+"""The versions of Linux in the columns of the page: the oldest for the engine ebpf, and those of distributions."""
 
 INTRODUCTION = """\
 # Support matrix

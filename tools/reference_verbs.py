@@ -40,7 +40,7 @@ def written(option: click.Option) -> str:
 
 
 def in_cell(text: str) -> str:
-    """Return text for a cell of a table: an asterisk or a bar in it has no meaning for Markdown."""
+    """Return text for a cell of a table, in which asterisks and bars have no meaning for Markdown."""
     parts = re.split(r"(`[^`]*`)", " ".join(text.split()))
     plain = (part if n % 2 else re.sub(r"([*_<])", r"\\\1", part) for n, part in enumerate(parts))
     return "".join(plain).replace("|", "\\|")

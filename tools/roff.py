@@ -1,4 +1,4 @@
-"""Write manual pages: text with the macros of man(7), escaped."""
+"""Manual pages: text with the macros of man(7), escaped."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _WARNING = ".\\\" Written by 'make docs'; do not edit."
 
 
 _WIDTH = 78
-"""Characters of a line, which mandoc -T lint counts."""
+"""Maximum number of characters of a line, which mandoc -T lint checks."""
 
 _CELL = 14
-"""Characters of a table's cell that need not be filled."""
+"""Maximum number of characters of a table's cell that is not filled."""
 
 _MARKED = re.compile(r"(`[^`]+`|\*\*[^*]+\*\*|(?<!\S)\*\w[^*]*\*(?!\w))")
 
 
 def escaped(text: str) -> str:
-    """Return text as roff shows it: nothing in it is a request or an escape, and '-' is the one of the keyboard."""
+    """Return text in which roff finds no request and no escape, and in which '-' is the ASCII hyphen."""
     text = text.replace("\\", "\\e").replace("-", "\\-").replace("'", "\\(aq").replace("`", "\\(ga")
     return text.replace("^", "\\(ha").replace("~", "\\(ti").replace("…", "...")
 
@@ -44,7 +44,7 @@ def italic(text: str) -> str:
 
 
 class Page:
-    """Collect the lines of a page."""
+    """A page under construction, as a list of lines."""
 
     def __init__(self, title: str, section: int, date: str, source: str, manual: str) -> None:
         self._lines = [_WARNING]
@@ -68,18 +68,22 @@ class Page:
             self._lines.append(".PP")
 
     def raw(self, text: str) -> None:
-        """Add text that is escaped already; a sentence begins a line."""
+        """Add text that is already escaped; each sentence begins a line."""
         for sentence in re.sub(r"(?<=[.?]) (?=\S)", "\n", text).splitlines():
             lines = textwrap.wrap(sentence, _WIDTH, break_long_words=False, break_on_hyphens=False)
             self._lines += ["\\&" + line if line.startswith(".") else line for line in lines]
 
     def paragraph(self, text: str) -> None:
-        """Begin a paragraph; ``marked`` is applied."""
+        """Add a paragraph, to which ``marked`` is applied."""
         self._begin()
         self.raw(marked(" ".join(text.split())))
 
     def item(self, tag: str, text: str, *more: str) -> None:
-        """Add a term, escaped already, and what it means; ``more`` are further paragraphs of that."""
+        """
+        Add a term, which is already escaped, and its description.
+
+        ``more`` are further paragraphs of the description.
+        """
         self._lines += [".TP", tag]
         self.raw(marked(" ".join(text.split())))
         for each in more:
@@ -87,13 +91,13 @@ class Page:
             self.raw(marked(" ".join(each.split())))
 
     def example(self, text: str) -> None:
-        """Add lines as they are."""
+        """Add lines unchanged, as an example."""
         self._begin()
         self._lines += [".in +4n", ".EX", *(escaped(line) or "\\&" for line in text.strip("\n").splitlines())]
         self._lines += [".EE", ".in"]
 
     def synopsis(self, lines: Iterable[str]) -> None:
-        """Add lines that are escaped already, each with its own hanging indentation."""
+        """Add lines that are already escaped, each with its own hanging indentation."""
         for line in lines:
             self._lines += [".HP", line]
 

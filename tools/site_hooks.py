@@ -30,7 +30,7 @@ PICTURES = Path(__file__).parent.parent / ".cache" / "pictures"
 
 LISTED = re.compile(r"\* \[[^\]]+\]\(([\w-]+\.md)\)")
 FENCE = re.compile(r"^( *```\w+) .+$", re.MULTILINE)
-"""The language of a block of code, and words after it, which tests read and MkDocs does not know."""
+"""Pattern of the language of a code block and of the words after it, which tests read and MkDocs does not support."""
 GROUP = re.compile(r"\*\*(.+)\*\*")
 
 
@@ -41,7 +41,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def listed(directory: Path) -> list[str | dict[str, list[str]]]:
-    """Return the pages of a section as its index lists them, the index first; a line in bold begins a group."""
+    """Return the pages of a section in the order of its index page, the index first; a line in bold begins a group."""
     pages: list[str | dict[str, list[str]]] = [f"{directory.name}/index.md"]
     group: list[str] | None = None
     for line in (directory / "index.md").read_text().splitlines():

@@ -33,7 +33,7 @@ DPROBES = str(Path(sys.executable).with_name("dprobes"))
 NEEDED = ("redis-server", "redis-cli", "redis-benchmark", "chromium")
 
 PATIENCE = 120.0
-"""Seconds until a program that does not answer is an error."""
+"""Seconds after which a program that does not reply is an error."""
 
 CALLS = ("readQueryFromClient", "call", "evalCommand", "lpushCommand", "sortCommand", "lookupKey*", "addReplyLongLong")
 SCRIPT = "for i = 1, 8 do redis.call('lpush', 'list', i) end redis.call('sort', 'list')"

@@ -1,9 +1,8 @@
 """
-Find words that the glossary has another one for: in sources, messages and documentation.
+Find words for which the glossary has another word: in sources, messages and documentation.
 
-``docs/reference/glossary.md`` is the only list: the last column of its tables names what is not to be used. A plain
-entry matches
-whole words, whatever their case and the blanks between them; an entry in backticks matches in identifiers.
+``docs/reference/glossary.md`` is the only list: the last column of its tables has the words to avoid. A plain entry
+matches whole words, independent of case and of the blanks between them; an entry in backticks matches in identifiers.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ PLACES = ("src", "docs", "tools", "examples", "benchmarks", "README.md", "ARCHIT
 
 
 def refused(text: str) -> dict[str, str]:
-    """Return the words that are not to be used, each with the one that is."""
+    """Return the words to avoid, each with the word of the glossary."""
     words = {}
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
@@ -33,7 +32,7 @@ def refused(text: str) -> dict[str, str]:
 
 
 def pattern_of(words: dict[str, str]) -> re.Pattern[str]:
-    """Return what matches one of the words, in a group."""
+    """Return a pattern that matches one of the words, in a group."""
     alternatives = [
         re.escape(word.strip("`")) if "`" in word else rf"\b{re.escape(word)}\b".replace(r"\ ", r"\s+")
         for word in sorted(words, key=len, reverse=True)
@@ -42,7 +41,7 @@ def pattern_of(words: dict[str, str]) -> re.Pattern[str]:
 
 
 def files() -> Iterator[Path]:
-    """Iterate over what is looked at."""
+    """Iterate over the files to check."""
     for place in PLACES:
         path = ROOT / place
         for each in [path] if path.is_file() else sorted(path.rglob("*")):
@@ -51,7 +50,7 @@ def files() -> Iterator[Path]:
 
 
 def main() -> int:
-    """Print each place with a word to be replaced; return 1 if there is one."""
+    """Print each place with a word to avoid; return 1 if there is one."""
     words = {word.strip("`").lower(): term for word, term in refused(GLOSSARY.read_text(encoding="utf-8")).items()}
     pattern = pattern_of(refused(GLOSSARY.read_text(encoding="utf-8")))
     count = 0
