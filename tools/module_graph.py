@@ -34,6 +34,7 @@ EXCUSED: dict[str, str] = {
     "dprobes.engines.ebpf.inkernel.kprobe_guard": "A process of its own.",
     "dprobes.engines.ebpf.read.stopped_processes": "A concept with tests of its own; the session has 500 lines.",
     "dprobes.platform.linux.map_query": "One file for each kernel interface: ioctl(PROCMAP_QUERY).",
+    "dprobes.platform.x86.written_memory": "A concept with tests of its own: operands of instructions.",
     "dprobes.engines.packed_entries": "Imported when there are records, with the codec of packed ones.",
     "dprobes.formatters.template_library": "A class of the Python API, which the package names.",
     "dprobes.manager.systemd_units": "A concept with tests of its own: the units that packaging/ has.",

@@ -71,6 +71,22 @@ def debug_registers() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session")
+def page_protection() -> None:
+    """Skip a test if this kernel does not report writes to protected pages."""
+    import ctypes
+
+    from dprobes.platform.linux.userfault_calls import NEW_FLAGS, UserFaults
+
+    number = ctypes.CDLL(None, use_errno=True).syscall(323, NEW_FLAGS)
+    if number < 0:
+        pytest.skip(f"userfaultfd(2): {os.strerror(ctypes.get_errno())}")
+    try:
+        UserFaults(number).close()
+    except OSError as error:
+        pytest.skip(f"write protection by userfaultfd(2): {error.strerror}")
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Runner]:
     runner = Runner(tmp_path)

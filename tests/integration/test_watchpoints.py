@@ -225,7 +225,7 @@ def test_an_address_that_no_program_can_have(build: Builder, run: Runner) -> Non
 
 
 def test_more_than_four(build: Builder, run: Runner) -> None:
-    source = "name = watched\n" + "".join(watch("w", f"bytes+{n}", n) for n in range(1, 6))
+    source = "name = watched\n" + "".join(watch("rw", f"bytes+{n}", n) for n in range(1, 6))
     result = run.command(source, build("watched.c"), "parts")
     assert hits(result.counts) == {1: 2, 2: 2, 3: 2, 4: 2, 5: 0}
     message = "DEBUGREG_UNAVAIL: the processor has 4 debug registers, and 4 watchpoints come before this one"
@@ -233,7 +233,7 @@ def test_more_than_four(build: Builder, run: Runner) -> None:
 
 
 def test_lengths_and_alignments_that_the_processor_lacks(build: Builder, run: Runner) -> None:
-    source = WRITES + watch("w", "bytes:bytes+2", 2) + watch("w", "bytes+2:bytes+5", 3) + watch("x", "put:put+1", 4)
+    source = WRITES + watch("rw", "bytes:bytes+2", 2) + watch("rw", "bytes+2:bytes+5", 3) + watch("x", "put:put+1", 4)
     result = run.command(source, build("watched.c"), "put")
     assert hits(result.counts) == {1: 1, 2: 0, 3: 0, 4: 0}
     program = build("watched.c")
@@ -302,7 +302,9 @@ def test_free_registers_are_used_and_others_left_alone(build: Builder, run: Runn
         left = [place, place + 4, place + 8]
         leave_behind(target.pid, left)
         before = debug_registers(target.pid)
-        process, output = run.start(BOTH, ["-p", str(target.pid)])
+        process, output = run.start(
+            "name = watched\n" + watch("rw") + watch("rw", "bytes+20", 2), ["-p", str(target.pid)]
+        )
         await_traced(target.pid)
         assert process.stderr is not None
         await_message(process, "DEBUGREG_UNAVAIL")
@@ -321,7 +323,7 @@ def test_no_register_is_free(build: Builder, run: Runner) -> None:
         place = load_bias(target.pid, program) + symbols_of(program)["bytes"]
         leave_behind(target.pid, [place, place + 4, place + 8, place + 12])
         before = debug_registers(target.pid)
-        process, output = run.start(WRITES, ["-p", str(target.pid)])
+        process, output = run.start("name = watched\n" + watch("rw"), ["-p", str(target.pid)])
         assert process.stderr is not None
         line = process.stderr.readline()
         process.send_signal(signal.SIGINT)

@@ -527,6 +527,7 @@ def total(counts: Iterable[Counts]) -> Counts:
         result.missed += each.missed
         result.skipped += each.skipped
         result.faulted += each.faulted
+        result.neighbours += each.neighbours
         executed |= dict.fromkeys(each.executed)
     result.executed = tuple(executed)
     return result

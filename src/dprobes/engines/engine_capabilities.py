@@ -30,6 +30,7 @@ class Capability(Enum):
     TRACEPOINT = "tracepoints and system calls of the kernel"
     WATCHPOINT = "watchpoint probes"
     MODULE_WATCHPOINT = "watchpoints in a module"
+    PAGE_WATCHPOINT = "watchpoints without debug registers"
     PORT_WATCHPOINT = "watchpoints on I/O ports"
     SAMPLER = "sampler probes"
     RETURN = "probes at a function's return"

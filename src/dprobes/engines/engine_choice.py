@@ -189,8 +189,12 @@ class Selection:
         self._engine: Engine | None = None
         self._is_in_kernel = False
 
-    def choose(self, program: Program, architecture: Architecture, diagnostics: Diagnostics) -> None:
-        """Choose the engine for a program, and add to ``diagnostics`` an error for each need that it does not meet."""
+    def choose(self, program: Program, architecture: Architecture, diagnostics: Diagnostics) -> bool:
+        """
+        Choose the engine for a program, and add an error for each need that it does not meet.
+
+        Return whether it can watch writes without debug registers.
+        """
         name = self._name
         self._needs = tuple(requirements(program, architecture))
         if name == AUTO:
@@ -205,6 +209,7 @@ class Selection:
             # files. Both may fail for lack of privileges, which this checks.
             self._check(self._engine)
         refuse_unsupported(self._needs, row, diagnostics, self._engine)
+        return Capability.PAGE_WATCHPOINT in row.capabilities
 
     def visit_kernel(self, program: Program) -> AbstractContextManager[RunningKernel] | None:
         """Return a context manager that yields the kernel of the chosen engine's target; None: that of this machine."""

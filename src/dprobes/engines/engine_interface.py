@@ -118,8 +118,9 @@ class Counts:
     ``missed`` hits was lacking. ``skipped`` hits were too costly for the overload guard (``overload_guard``).
 
     ``records`` were emitted; ``lost`` records were discarded because the client did not read them in time. ``faulted``
-    runs of the handler left no record, because the probed instruction faulted. ``executed`` names the ways in which the
-    probed instruction was executed, for engines that have several.
+    runs of the handler left no record, because the probed instruction faulted. ``neighbours`` are writes to the
+    protected pages of a watchpoint that did not touch it. ``executed`` names the ways in which the probed instruction
+    was executed, for engines that have several.
     """
 
     hits: int = 0
@@ -130,6 +131,7 @@ class Counts:
     missed: int = 0
     skipped: int = 0
     faulted: int = 0
+    neighbours: int = 0
     executed: tuple[str, ...] = ()
 
 

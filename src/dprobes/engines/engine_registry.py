@@ -234,7 +234,8 @@ _PTRACE = EngineRow(
     hit_time=100_000,
     factory="dprobes.engines.ptrace.ptrace_engine:engine_for",
     scopes=frozenset({ScopeKind.TREE}),
-    capabilities=_INTERPRETED | {Capability.FLOATING_POINT, Capability.CPUID, Capability.COUNTER},
+    capabilities=_INTERPRETED
+    | {Capability.FLOATING_POINT, Capability.CPUID, Capability.COUNTER, Capability.PAGE_WATCHPOINT},
     how_to_ask="use --engine ptrace with -c COMMAND or -p PID",
     is_tracer=True,
     waits_for_modules=True,

@@ -25,7 +25,11 @@ if TYPE_CHECKING:
     from dprobes.target.kernel.traced_fields import TracedEvent
     from dprobes.target.kernel.tracepoints import KernelTracepoints
 
-__all__ = ["length_problem", "resolve_samplers", "resolve_tracepoints", "resolve_watchpoints"]
+__all__ = ["PAGES_LENGTH_MAX", "length_problem", "resolve_samplers", "resolve_tracepoints", "resolve_watchpoints"]
+
+
+PAGES_LENGTH_MAX = 10_000
+"""Maximum length in bytes of a watchpoint on protected pages."""
 
 
 def resolve_samplers(program: Program, path: str) -> tuple[Probepoint, ...]:
@@ -60,13 +64,24 @@ def length_problem(access: Access, address: int, length: int) -> str | None:
 
 
 def resolve_watchpoints(
-    program: Program, space: SymbolSpace, diagnostics: Diagnostics, most: int = WATCHPOINTS
+    program: Program,
+    space: SymbolSpace,
+    diagnostics: Diagnostics,
+    most: int = WATCHPOINTS,
+    *,
+    by_pages: bool = False,
 ) -> tuple[Probepoint, ...]:
-    """Return the watchpoints of a program; more than ``most`` are refused. Errors are added to ``diagnostics``."""
+    """
+    Return the watchpoints of a program; more than ``most`` are refused. Errors are added to ``diagnostics``.
+
+    With ``by_pages`` the engine can watch writes without debug registers, any number and up to PAGES_LENGTH_MAX bytes.
+    """
     found: list[Probepoint] = []
     for number, definition in enumerate(program.definitions):
         if definition.watchpoint is not None and isinstance(definition.location, Address):
             resolver = _Resolver(space, definition, definition.watchpoint, definition.location, diagnostics, most)
+            resolver.pages_exist = by_pages
+            resolver.by_pages = by_pages and definition.watchpoint is Access.WRITE
             if (watchpoint := resolver.watchpoint(number, found)) is not None:
                 found.append(watchpoint)
     return tuple(found)
@@ -80,10 +95,19 @@ class _Resolver:
     location: Address
     diagnostics: Diagnostics
     most: int
+    pages_exist: bool = False
+    """True if watchpoints for writes need no debug registers."""
+    by_pages: bool = False
+    """True if this one needs none."""
 
     @property
     def _span(self) -> Span | None:
         return self.definition.span("address")
+
+    @property
+    def _movable(self) -> Access | None:
+        """Accesses whose watchpoints leave debug registers to others."""
+        return Access.WRITE if self.pages_exist else None
 
     def watchpoint(self, number: int, earlier: list[Probepoint]) -> Probepoint | None:
         low, high = self.location.low, self.location.high
@@ -127,6 +151,14 @@ class _Resolver:
     def _state(self, low: Expression, address: int, length: int, earlier: list[Probepoint]) -> ProbeState:
         if self.access is Access.IO:
             return ProbeState.DEBUGREG_UNAVAIL  # every engine refuses it before
+        if self.by_pages:
+            if length <= PAGES_LENGTH_MAX:
+                return ProbeState.COMPILED
+            state = ProbeState.WATCHPOINT_LEN_INVALID
+            reason = f"{length} bytes at {address:#x}, but protected pages watch at most {PAGES_LENGTH_MAX} bytes"
+            hint = f"write 'address = {low} : {Expression(low.addend + PAGES_LENGTH_MAX - 1, low.symbol)}'"
+            self.diagnostics.warning(self._span, state.line(reason), hint=hint)
+            return state
         problem = length_problem(self.access, address, length)
         if problem is not None:
             state = ProbeState.WATCHPOINT_LEN_INVALID
@@ -134,7 +166,8 @@ class _Resolver:
             hint = f"write '{_suggestion(self.access, low, address, length)}'"
             self.diagnostics.warning(self._span, state.line(f"{count} at {address:#x}, but {problem}"), hint=hint)
             return state
-        if sum(other.state is ProbeState.COMPILED for other in earlier) >= self.most:
+        taken = sum(other.state is ProbeState.COMPILED for other in earlier if other.memory.access is not self._movable)
+        if taken >= self.most:
             state = ProbeState.DEBUGREG_UNAVAIL
             before = f"{self.most} watchpoints come before this one"
             reason = f"the processor has {self.most} debug registers, and {before}"

@@ -70,15 +70,26 @@ def check_with_extensions(program: Program, arch: Architecture, diagnostics: Dia
         check_extensions(program, diagnostics, allow_write=allow_write)
 
 
-def resolve(program: Program, module: Module, diagnostics: Diagnostics, *, allow_write: bool = False) -> ResolvedModule:
-    """Check a program for a module's processor and find its places; raise ``SourceError`` for errors."""
+def resolve(
+    program: Program,
+    module: Module,
+    diagnostics: Diagnostics,
+    *,
+    allow_write: bool = False,
+    by_pages: bool = False,
+) -> ResolvedModule:
+    """
+    Check a program for a module's processor and find its places; raise ``SourceError`` for errors.
+
+    ``by_pages`` is as for ``resolve_watchpoints``.
+    """
     arch = architecture_of(module.elf)
     check_with_extensions(program, arch, diagnostics, allow_write=allow_write)
     checked = len(diagnostics)
     conventions = GoConventions(program, is_go=arch.convention == "Go")
     in_code, left_out = resolve_breakpoints(program, module, diagnostics, conventions)
     of_c = conventions.definitions_of_c(module, in_code, diagnostics)
-    elsewhere = _events(program, module, diagnostics)
+    elsewhere = _events(program, module, diagnostics, by_pages=by_pages)
     symbols = pushed_symbols(program, module.address_of, diagnostics)
     diagnostics.raise_if_errors()
     if any(isinstance(each.location, Usdt) for each in program.definitions):
@@ -92,13 +103,14 @@ def resolve(program: Program, module: Module, diagnostics: Diagnostics, *, allow
     return ResolvedModule(module, arch, image, probepoints, symbols, tuple(left_out), warnings, of_c)
 
 
-def _events(program: Program, module: Module, diagnostics: Diagnostics) -> tuple[Probepoint, ...]:
+def _events(program: Program, module: Module, diagnostics: Diagnostics, *, by_pages: bool) -> tuple[Probepoint, ...]:
     """Return the watchpoints and samplers of a program, in this order."""
     if all(definition.is_in_code for definition in program.definitions):
         return ()
     from dprobes.resolve.codeless_probes import resolve_samplers, resolve_watchpoints
 
-    return (*resolve_watchpoints(program, module, diagnostics), *resolve_samplers(program, str(module.path)))
+    watchpoints = resolve_watchpoints(program, module, diagnostics, by_pages=by_pages)
+    return (*watchpoints, *resolve_samplers(program, str(module.path)))
 
 
 def encode_for(program: Program, arch: Architecture, of_c: frozenset[int]) -> CodeImage:
@@ -106,17 +118,20 @@ def encode_for(program: Program, arch: Architecture, of_c: frozenset[int]) -> Co
     return encode(program, arch, dict.fromkeys(of_c, architecture(arch.name)))
 
 
-def resolve_everywhere(program: Program, arch: Architecture, diagnostics: Diagnostics) -> tuple[Probepoint, ...]:
+def resolve_everywhere(
+    program: Program, arch: Architecture, diagnostics: Diagnostics, *, by_pages: bool = False
+) -> tuple[Probepoint, ...]:
     """
     Return the probepoints that a program has without any file; raise ``SourceError`` for errors.
 
-    They are the same in all processes of a processor. A probe program for a module has none.
+    ``by_pages`` is as for ``resolve_watchpoints``. They are the same in all processes of a processor. A probe program
+    for a module has none.
     """
     match space_of(program):
         case Space.PROCESSES:
             from dprobes.resolve.codeless_probes import resolve_watchpoints
 
-            watchpoints = resolve_watchpoints(program, EveryProcess(arch), diagnostics)
+            watchpoints = resolve_watchpoints(program, EveryProcess(arch), diagnostics, by_pages=by_pages)
             diagnostics.raise_if_errors()
             return watchpoints
         case Space.SYSTEM:
@@ -158,7 +173,7 @@ def resolve_here(
     pid: int | None = None,
     command: str | None = None,
     architecture_name: str | None = None,
-    choose_engine: Callable[[Program, Architecture, Diagnostics], None] | None = None,
+    choose_engine: Callable[[Program, Architecture, Diagnostics], bool] | None = None,
     kernel: Callable[[Program], AbstractContextManager[RunningKernel] | None] = lambda _: None,
     processor: Callable[[Program], AbstractContextManager[Architecture | None] | None] = lambda _: None,
     has_kernel: bool = True,
@@ -166,7 +181,8 @@ def resolve_here(
     """
     Find the module of a program and resolve its probes; raise ``SourceError`` with all errors.
 
-    ``choose_engine`` adds errors for features that the chosen engine lacks. For a program about a kernel ``processor``
+    ``choose_engine`` adds errors for features that the chosen engine lacks; it returns ``by_pages``, as for
+    ``resolve_watchpoints``. For a program about a kernel ``processor``
     returns a context with that kernel's processor; None means the processor of this machine. After ``choose_engine``,
     ``kernel`` returns a context with the kernel; None means the running one. Without ``has_kernel`` a program about a
     kernel is for a kernel of another machine.
@@ -194,17 +210,16 @@ def resolve_here(
     module = _find_module(program, diagnostics, pid, command, architecture_name)
     if module is None:
         arch = architecture(architecture_name) if architecture_name else host_architecture()
-        if choose_engine is not None:
-            choose_engine(program, arch, diagnostics)
+        by_pages = choose_engine is not None and choose_engine(program, arch, diagnostics)
         check_with_extensions(program, arch, diagnostics, allow_write=allow_write)
         diagnostics.raise_if_errors()
-        return ResolvedProgram(program, arch, None, diagnostics, resolve_everywhere(program, arch, diagnostics))
+        everywhere = resolve_everywhere(program, arch, diagnostics, by_pages=by_pages)
+        return ResolvedProgram(program, arch, None, diagnostics, everywhere)
     elf = open_named_module(program, module, diagnostics)
     loaded = symbols.module_of(elf)
     arch = architecture_of(elf)
-    if choose_engine is not None:
-        choose_engine(program, arch, diagnostics)
-    resolved = resolve(program, loaded, diagnostics, allow_write=allow_write)
+    by_pages = choose_engine is not None and choose_engine(program, arch, diagnostics)
+    resolved = resolve(program, loaded, diagnostics, allow_write=allow_write, by_pages=by_pages)
     return ResolvedProgram(program, arch, resolved, diagnostics)
 
 
@@ -221,7 +236,7 @@ def _resolve_in_kernel(
     other: Callable[[Program], AbstractContextManager[RunningKernel] | None],
     *,
     allow_write: bool,
-    choose_engine: Callable[[Program, Architecture, Diagnostics], None] | None,
+    choose_engine: Callable[[Program, Architecture, Diagnostics], bool] | None,
 ) -> ResolvedProgram:
     """
     Resolve a program for a kernel; data that is not available here is a note, and left to the engine.

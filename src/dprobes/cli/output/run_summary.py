@@ -33,6 +33,7 @@ __all__ = [
     "fault_lines",
     "faulted_runs",
     "left_out_lines",
+    "neighbour_writes",
     "place_of",
     "summary",
     "words_of_ways",
@@ -89,6 +90,7 @@ _WORD_LEGEND = {
     "fexit": "a BPF trampoline calls the handler at the return of a function of the kernel",
     "fmod_ret": "a BPF trampoline calls the handler, which may skip the function of the kernel",
     "tracepoint": "the kernel calls the handler at one of its tracepoints",
+    "protected page": "a write to its page makes the thread wait; it is executed while all other threads are stopped",
     "debug register": "the processor stops the thread at an access to watched memory",
     "clock": "a timer of each CPU calls the handler",
     "at least": "the counts are lower bounds: the stub does not report every hit",
@@ -230,6 +232,8 @@ def _remarks(count: Counts, place: str) -> Iterator[str]:
         yield skipped_hits(count, place)
     if count.faulted:
         yield faulted_runs(count, place)
+    if count.neighbours:
+        yield neighbour_writes(count, place)
 
 
 def _unused_files(probes: Sequence[Probepoint], counts: Sequence[Counts]) -> list[str]:
@@ -290,6 +294,12 @@ def faulted_runs(counts: Counts, place: str) -> str:
     """Return the remark about handler runs without a record because of a fault."""
     runs = f"{counts.faulted} handler run{'s' if counts.faulted > 1 else ''}"
     return f"{runs} at {place} left no record, because the instruction faulted"
+
+
+def neighbour_writes(counts: Counts, place: str) -> str:
+    """Return the remark about writes that stopped a thread without a hit."""
+    writes = f"{counts.neighbours} write{'s' if counts.neighbours > 1 else ''}"
+    return f"{writes} to the pages of {place} did not touch it, and stopped all threads (neighbours)"
 
 
 def skipped_hits(counts: Counts, place: str) -> str:

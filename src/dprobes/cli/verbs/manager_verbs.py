@@ -12,7 +12,7 @@ import click
 
 from dprobes.cli import console
 from dprobes.cli.console import print_line, print_lines, print_table
-from dprobes.cli.output.run_summary import faulted_runs
+from dprobes.cli.output.run_summary import faulted_runs, neighbour_writes
 from dprobes.cli.record_options import log_format_option
 from dprobes.engines.engine_registry import rows
 from dprobes.errors import ManagerError
@@ -168,6 +168,8 @@ def _remarks(program: ManagedProgram) -> Iterator[str]:
             yield f"{probe.major},{probe.minor}  {probe.state.value} at {probe.where}: {probe.detail}"
         if probe.counts.faulted:
             yield f"{probe.major},{probe.minor}  {faulted_runs(probe.counts, probe.where)}"
+        if probe.counts.neighbours:
+            yield f"{probe.major},{probe.minor}  {neighbour_writes(probe.counts, probe.where)}"
     for each in program.filters:
         yield f"hits that --filter '{each}' refuses make no record"
     if program.pending:

@@ -29,6 +29,7 @@ class Tally(Protocol):
     missed: int
     skipped: int
     faulted: int
+    neighbours: int
 
     def note(self, placement: Any) -> None:
         """Record the way in which the probed instruction is executed, such as in an out-of-line slot."""

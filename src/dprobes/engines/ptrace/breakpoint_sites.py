@@ -35,6 +35,10 @@ class Placement(enum.Enum):
     """As a copy in the unused end of the last page of a module's code."""
     IN_PLACE = "in place"
     """At its own address, with all other threads of the address space stopped."""
+    DEBUG_REGISTER = "debug register"
+    """For a watchpoint: the processor stops the thread after the access."""
+    PROTECTED = "protected page"
+    """For a watchpoint: the thread waits before the access, which it makes while all other threads are stopped."""
 
 
 class Role(enum.IntEnum):

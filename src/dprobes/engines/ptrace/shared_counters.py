@@ -52,7 +52,18 @@ class Tally(ctypes.Structure):
 
     _fields_ = tuple(
         (name, ctypes.c_uint64)
-        for name in ("hits", "records", "lost", "passed", "recursed", "missed", "skipped", "faulted", "placements")
+        for name in (
+            "hits",
+            "records",
+            "lost",
+            "passed",
+            "recursed",
+            "missed",
+            "skipped",
+            "faulted",
+            "neighbours",
+            "placements",
+        )
     )
     hits: int
     records: int
@@ -62,6 +73,7 @@ class Tally(ctypes.Structure):
     missed: int
     skipped: int
     faulted: int
+    neighbours: int
     placements: int
 
     def note(self, placement: Placement) -> None:
@@ -81,6 +93,7 @@ class Tally(ctypes.Structure):
             missed=self.missed,
             skipped=self.skipped,
             faulted=self.faulted,
+            neighbours=self.neighbours,
             executed=executed,
         )
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ROBUST_LIST_SIZE",
     "RemoteMemory",
+    "SignalSet",
     "allow_tracer",
     "end_with_parent",
     "note_end_of_thread",
@@ -33,8 +34,10 @@ __all__ = [
     "send_file",
     "send_signal",
     "set_process_name",
+    "signal_descriptor",
     "signal_set",
     "socket_timeout",
+    "take_file",
     "take_signal",
     "terminal_modes",
 ]
@@ -202,6 +205,15 @@ def send_file(tid: int, pid: int, number: int, file: int) -> None:
             raise system_error(-result)
 
 
+def take_file(tid: int, pid: int, number: int) -> int:
+    """Return a new descriptor of a file that a thread has open (pidfd_getfd(2)); raise OSError if that fails."""
+    process = _process_of(tid, pid)
+    try:
+        return _check(_libc.syscall(_SYS_PIDFD_GETFD, process, number, 0))
+    finally:
+        os.close(process)
+
+
 _SOL_SOCKET = 1
 _SO_RCVTIMEO = 20
 _SO_SNDTIMEO = 21
@@ -215,11 +227,7 @@ def socket_timeout(tid: int, pid: int, number: int, *, sending: bool) -> tuple[f
     With ``sending`` the timeout is SO_SNDTIMEO, else SO_RCVTIMEO. Raise OSError if the thread has no socket open as
     ``number``.
     """
-    process = _process_of(tid, pid)
-    try:
-        copy = _check(_libc.syscall(_SYS_PIDFD_GETFD, process, number, 0))
-    finally:
-        os.close(process)
+    copy = take_file(tid, pid, number)
     value, domain = (ctypes.c_long * 2)(), ctypes.c_int()  # struct timeval
     option = _SO_SNDTIMEO if sending else _SO_RCVTIMEO
     try:
@@ -304,6 +312,11 @@ SignalSet = ctypes.Array[ctypes.c_ulong]
 def signal_set(signals: Iterable[int]) -> SignalSet:
     """Return a ``sigset_t`` of the C library."""
     return (ctypes.c_ulong * _SIGNAL_SET_WORDS)(sum(1 << number - 1 for number in signals))
+
+
+def signal_descriptor(wanted: SignalSet) -> int:
+    """Return a descriptor that is readable while one of the blocked signals ``wanted`` is pending (signalfd(2))."""
+    return _check(_libc.signalfd(-1, wanted, os.O_CLOEXEC | os.O_NONBLOCK))
 
 
 def take_signal(wanted: SignalSet, seconds: float) -> int:

@@ -234,7 +234,7 @@ class Answers:
                 check(self._program, arch, diagnostics, allow_write=self._allow_write)
                 from dprobes.resolve.local_module import resolve_everywhere
 
-                watchpoints = resolve_everywhere(self._program, arch, diagnostics)
+                watchpoints = resolve_everywhere(self._program, arch, diagnostics, by_pages=True)
             except SourceError as error:
                 found[arch.word_size] = error.message
                 continue
@@ -270,7 +270,7 @@ class Answers:
             return self._resolved
         from dprobes.resolve.local_module import resolve
 
-        return resolve(self._program, module, Diagnostics(), allow_write=self._allow_write)
+        return resolve(self._program, module, Diagnostics(), allow_write=self._allow_write, by_pages=True)
 
     def _doubts(self, resolved: ResolvedModule, path: str) -> list[Event]:
         if resolved is self._resolved or not resolved.warnings:

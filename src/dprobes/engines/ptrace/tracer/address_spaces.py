@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from dprobes.engines.ptrace.site_patches import Patches
 from dprobes.engines.ptrace.tracer.placed_breakpoints import INT3, SEMAPHORE_SIZE, Entries, Slots
+from dprobes.engines.ptrace.tracer.protected_pages import pages_of
 from dprobes.errors import system_error
 from dprobes.platform.linux.procfs import ids_of, process_field
 from dprobes.platform.linux.served_pages import ServedPages
@@ -21,9 +22,11 @@ from dprobes.target.process_maps import PAGE_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Collection
+    from contextlib import AbstractContextManager
 
     from dprobes.engines.ptrace.breakpoint_sites import FileKey
     from dprobes.engines.ptrace.tracer.placed_breakpoints import Breakpoint, Watchpoint
+    from dprobes.engines.ptrace.tracer.protected_pages import ProtectedPages
     from dprobes.engines.ptrace.tracer.tracer_programs import InsertedProgram, Probe
     from dprobes.target.process_maps import Mapping
     from dprobes.target.unwind.stack_memory import ProcessSpace
@@ -137,6 +140,10 @@ class AddressSpace:
     None: it has written none.
     """
     watchpoints: tuple[Watchpoint, ...] = ()
+    pages: ProtectedPages | None = None
+    """Pages that are protected for watchpoints; None if there are none."""
+    awaits_pages: bool = False
+    """True if pages of watchpoints are not protected yet, which needs a stop of one of its threads."""
     unwinding: ProcessSpace | None = None
     """Unwind tables; None before the first stack, and after mappings have changed."""
     told_mappings: tuple[Mapping, ...] = ()
@@ -209,6 +216,7 @@ class AddressSpace:
             gadgets=self.gadgets,
             made_gadgets=self.made_gadgets,
             watchpoints=self.watchpoints,
+            awaits_pages=any(w.by_page for w in self.watchpoints),
             served=ServedPages.of(tid) if self.is_open else None,
             told_mappings=self.told_mappings,
             semaphores=dict(self.semaphores),
@@ -295,6 +303,7 @@ class AddressSpace:
 
     def close(self) -> None:
         """Close the memory; the breakpoints in it no longer belong to this space."""
+        self._end_protection()
         if self.memory >= 0:
             os.close(self.memory)
             self.memory = -1
@@ -303,6 +312,21 @@ class AddressSpace:
         self.breakpoints.clear()
         self.by_probe.clear()
         self.semaphores.clear()
+
+    def release_pages(self) -> None:
+        """End the protection of pages that no watchpoint needs any more."""
+        if self.pages is None:
+            return
+        ranges = ((w.watch.address, w.watch.length) for w in self.watchpoints if w.by_page)
+        needed = {page for address, size in ranges for page in pages_of(address, size)}
+        self.pages.release(self.pages.protected - needed)
+        if not needed:
+            self._end_protection()
+
+    def _end_protection(self) -> None:
+        if self.pages is not None:
+            self.pages.close()
+            self.pages = None
 
     def read(self, address: int, size: int) -> bytes:
         """
@@ -327,14 +351,23 @@ class AddressSpace:
         """Write bytes at any address, and return their number; raise OSError if it is not mapped."""
         if address >> 63:
             raise system_error(errno.EFAULT)
-        return os.pwrite(self.memory, data, address)
+        with self.opened(address, len(data)):
+            return os.pwrite(self.memory, data, address)
+
+    def opened(self, address: int, size: int) -> AbstractContextManager[None]:
+        """Return a context in which the tracer can write to a range, even if it is on protected pages."""
+        if self.pages is None:
+            return contextlib.nullcontext()
+        return self.pages.opened(pages_of(address, size))
 
     def place(self, breakpoint_: Breakpoint, *, is_written: bool = True) -> None:
         """Register a breakpoint, and write its byte if ``is_written``; raise OSError if that is not possible."""
         if not is_written:
             self.unwritten.add(breakpoint_.address)
-        elif not os.pwrite(self.memory, INT3, breakpoint_.address):
-            raise system_error(errno.ESRCH)  # old kernels report memory that is gone by a count of 0
+        else:
+            with self.opened(breakpoint_.address, 1):
+                if not os.pwrite(self.memory, INT3, breakpoint_.address):
+                    raise system_error(errno.ESRCH)  # old kernels report memory that is gone by a count of 0
         self.breakpoints[breakpoint_.address] = breakpoint_
         self.former.pop(breakpoint_.address, None)
         self.register(breakpoint_)
@@ -402,7 +435,8 @@ class AddressSpace:
         self.former[breakpoint_.address] = breakpoint_.original
 
     def withdraw_all(self) -> None:
-        """Withdraw every breakpoint and jump; no thread of the space may run meanwhile."""
+        """Withdraw every breakpoint and jump, and all protection; no thread of the space may run meanwhile."""
+        self._end_protection()
         for address in list(self.semaphores):
             self._lower(address)
         self.patches.restore(self.memory, self.patches.by_site)
@@ -473,7 +507,7 @@ class AddressSpace:
     def _add(self, semaphore: int, amount: int) -> None:
         value = int.from_bytes(os.pread(self.memory, SEMAPHORE_SIZE, semaphore), "little") + amount
         if 0 <= value < 1 << 8 * SEMAPHORE_SIZE:
-            os.pwrite(self.memory, value.to_bytes(SEMAPHORE_SIZE, "little"), semaphore)
+            self.write(semaphore, value.to_bytes(SEMAPHORE_SIZE, "little"))
 
     def restore_byte(self, address: int, original: int, reader: PageReader | None = None) -> None:
         """
@@ -484,4 +518,5 @@ class AddressSpace:
         with contextlib.suppress(OSError):
             found = os.pread(self.memory, 1, address) if reader is None else reader.read(address, 1)
             if found == INT3:
-                os.pwrite(self.memory, bytes([original]), address)
+                with self.opened(address, 1):
+                    os.pwrite(self.memory, bytes([original]), address)

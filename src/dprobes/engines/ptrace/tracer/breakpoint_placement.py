@@ -71,10 +71,12 @@ def write_memory(memory: RemoteMemory, thread: Thread, address: int, data: bytes
             shown[breakpoint_.address - address] = INT3[0]
         visible = bytes(shown)
     if end - 1 >> 12 == address >> 12:
-        if not memory.write(thread.tid, address, visible):
-            raise AddressFault(address)
+        with thread.space.opened(address, len(data)):
+            if not memory.write(thread.tid, address, visible):
+                raise AddressFault(address)
     else:
-        _write_pages(memory, thread, address, visible)
+        with thread.space.opened(address, len(data)):
+            _write_pages(memory, thread, address, visible)
     for breakpoint_ in hidden:
         breakpoint_.original = data[breakpoint_.address - address]
     return [b for b in near if address < b.address + len(b.site.original)]

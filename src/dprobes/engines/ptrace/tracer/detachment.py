@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dprobes.engines.ptrace.tracer.hit_counter import HitCounter
+    from dprobes.engines.ptrace.tracer.page_watchpoints import PageWatchpoints
     from dprobes.engines.ptrace.tracer.process_tree import ProcessTree
     from dprobes.engines.ptrace.tracer.single_steps import Stepper
     from dprobes.engines.ptrace.tracer.thread_stopper import Stopper
@@ -371,7 +372,8 @@ class _Dump:
 class CoreDumps:
     """Core files that are being written; ``busy`` contains them by process id."""
 
-    def __init__(self, state: TracerState, stopper: Stopper) -> None:
+    def __init__(self, state: TracerState, stopper: Stopper, pages: PageWatchpoints) -> None:
+        self._pages = pages
         self._connection = state.connection
         self._threads = state.threads
         self._stopper = stopper
@@ -442,6 +444,7 @@ class CoreDumps:
         text = "0"
         try:
             process_calls.end_with_parent()
+            self._pages.close_in_child()
             copy_score(self._connection.client, os.getpid())
             self._connection.close_in_child()
             space = thread.space

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from dprobes.engines.hits.probe_hits import QueuedRecords
     from dprobes.engines.ptrace.tracer.client_connection import Connection
     from dprobes.engines.ptrace.tracer.handler_context import ThreadContext
+    from dprobes.engines.ptrace.tracer.placed_breakpoints import Watchpoint
     from dprobes.engines.ptrace.tracer.probe_removal import Remover
     from dprobes.engines.ptrace.tracer.thread_stopper import Stopper
     from dprobes.engines.ptrace.tracer.thread_watchpoints import DebugRegisters
@@ -303,13 +304,15 @@ class WatchpointHits:
         self._handlers = HandlerRunner(context)
         self._registers = ptrace_calls.Registers()
 
-    def take(self, thread: Thread, outer: RegisterWords) -> bool:
+    def take(self, thread: Thread, outer: RegisterWords, others: Iterable[Watchpoint] = ()) -> bool:
         """
         Handle the watchpoints that a stopped thread has hit; return False if its trap has another reason, too.
 
-        ``outer`` are the registers that the context uses again afterwards.
+        ``outer`` are the registers that the context uses again afterwards. ``others`` are hit as well, and have no
+        debug registers.
         """
         hits, foreign = self._debug_registers.take_hits(thread)
+        hits += others
         if not hits:
             return False
         registers = self._registers

@@ -118,7 +118,7 @@ class HitHandler:
         elif code == ptrace_calls.TRAP_HWBKPT:
             thread.state = ThreadState.STOPPED
             if self._watchpoint_hits.take(thread, registers):
-                self._go_on(thread)
+                self.go_on(thread)
                 return
         self.deliver(thread, signal.SIGTRAP)
 
@@ -181,7 +181,7 @@ class HitHandler:
             thread.exit_request = ExitRequest(stop.exit_code, program)
             probe.state = ProbeState.REMOVED
             self._counter.take_away(thread, [probe])
-        self._go_on(thread)
+        self.go_on(thread)
 
     def _skip(self, thread: Thread, breakpoint_: Breakpoint) -> None:
         """Step over code of the other word size, which is not the instruction that is probed."""
@@ -195,7 +195,7 @@ class HitHandler:
             )
         completion = self._stepper.step_in_place(thread, breakpoint_, self._registers, Action.STEP)
         if completion.resumable:
-            self._go_on(thread, completion.signal)
+            self.go_on(thread, completion.signal)
 
     def deliver(self, thread: Thread, number: int) -> None:
         """Resume a thread with the signal for which it has stopped, unless the engine's code has caused the signal."""
@@ -242,7 +242,7 @@ class HitHandler:
             self._leave(thread, breakpoint_)
         if thread.debug.slots:
             self._watchpoint_hits.take(thread, self._registers)
-        self._go_on(thread)
+        self.go_on(thread)
 
     def _on_hit(self, thread: Thread, breakpoint_: Breakpoint) -> None:
         hit = thread.hit
@@ -277,9 +277,9 @@ class HitHandler:
             raise
         if is_leaving:
             hit.follow(HitEvent.GIVEN_UP)
-            self._go_on(thread)
+            self.go_on(thread)
         elif diverts(handled) and self._divert(thread, breakpoint_, handled):
-            self._go_on(thread)
+            self.go_on(thread)
         else:
             self._complete(thread, breakpoint_, handled)
 
@@ -316,7 +316,7 @@ class HitHandler:
         if thread.exit_request is None and not self._counter.emptied and completion.resumable:
             self._stopper.resume(thread, completion.signal)  # in most cases
         elif completion.resumable:
-            self._go_on(thread, completion.signal)
+            self.go_on(thread, completion.signal)
 
     def _divert(self, thread: Thread, breakpoint_: Breakpoint, handled: tuple[Handled, ...]) -> bool:
         """Carry out handlers' requests that replace the probed instruction; return False if it must be executed."""
@@ -353,7 +353,7 @@ class HitHandler:
         )
         return False
 
-    def _go_on(self, thread: Thread, number: int = 0) -> None:
+    def go_on(self, thread: Thread, number: int = 0) -> None:
         """Resume a thread after its hits, with a signal or 0, or carry out an exit of a handler."""
         if thread.exit_request is not None and self._carry_out_exit(thread):
             # It is detached or resumed later: then its pages are dropped at the end.

@@ -180,12 +180,13 @@ def _rank(owner: tuple[Probe, object]) -> int:
 
 @dataclass(slots=True, eq=False)
 class Watchpoint:
-    """A watchpoint in one address space, placed because of ``file``."""
+    """A watchpoint in one address space, placed because of ``file``; ``by_page`` if it has no debug register."""
 
     watch: Watch
     probe: Probe
     point: Point
     file: FileKey
+    by_page: bool = False
 
 
 NOP = 0x90

@@ -138,7 +138,7 @@ class ProcessTree:
                 self._patcher.restore(space)  # handlers in memory require that it belongs to one process
             space.pids.add(pid)
             if space.watchpoints:
-                self._connection.send(Watched(pid, tuple(w.watch for w in space.watchpoints)))
+                self._connection.send(Watched(pid, tuple(w.watch for w in space.watchpoints if not w.by_page)))
         self._enter_newborn(tid, pid, space, unreported[0] if unreported is not None else None)
         self._threads[tid].is_outside = not self._is_in_scope(pid)
         if pid != parent.pid:

@@ -285,7 +285,9 @@ class Stopper:
                     found, status = self._take(thread.tid)
                     if found:
                         return status
-                if pause:
+                if pause or thread.space.pages is not None:
+                    if self._waits_for_page(thread):
+                        return None
                     state = thread_state(thread.tid)
                     if state in ("Z", "X"):
                         thread.state = ThreadState.ENDED
@@ -296,6 +298,15 @@ class Stopper:
                 waited += pause
                 signal.sigtimedwait([signal.SIGCHLD], pause)
         return None
+
+    @staticmethod
+    def _waits_for_page(thread: Thread) -> bool:
+        """Return whether a thread waits in the kernel for a protected page: then it does not stop before it is open."""
+        pages = thread.space.pages
+        if pages is None:
+            return False
+        pages.read()
+        return pages.is_in_kernel(thread.tid)
 
     def _makes_a_process(self, thread: Thread) -> bool:
         """
@@ -386,7 +397,7 @@ class Stopper:
                 self.waits.hide_interruption(thread, number)
             if thread.debug.programmed is not thread.space.watchpoints:
                 self._prepare(thread)
-            if thread.awaits_jumps:
+            if thread.awaits_jumps or thread.space.awaits_pages:
                 ptrace_calls.interrupt(thread.tid)
             if thread.hit.state and not number and step_on(thread, self._held_registers):
                 return

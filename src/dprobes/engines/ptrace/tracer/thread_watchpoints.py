@@ -16,6 +16,7 @@ import contextlib
 import errno
 from typing import TYPE_CHECKING
 
+from dprobes.engines.ptrace.breakpoint_sites import Placement
 from dprobes.engines.ptrace.tracer.tracer_state import ThreadState
 from dprobes.engines.ptrace.tracer_messages import ProbeStatus, Watched
 from dprobes.errors import reason_of
@@ -30,7 +31,9 @@ from dprobes.platform.x86.debug_registers import (
     slot_mask,
     slots_hit,
 )
+from dprobes.resolve.codeless_probes import length_problem
 from dprobes.resolve.probe_state import ProbeState, impossible_address
+from dprobes.rpn.rpn_program import Access
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -112,16 +115,29 @@ class Watchpoints:
 
     def _change(self, space: AddressSpace, pid: int | None, watchpoints: tuple[Watchpoint, ...]) -> None:
         before, space.watchpoints = space.watchpoints, watchpoints
+        for watchpoint in watchpoints:
+            watch = watchpoint.watch
+            if watch.access is Access.WRITE and length_problem(watch.access, watch.address, watch.length) is not None:
+                watchpoint.by_page = True
         pids = space.pids if pid is None else {pid, *space.pids}
         self._announce(space, pids)
         threads = self._threads.in_space(space)
         with self._stopper.holding(threads):
             refused = self._program(threads)
+            while _move_to_pages(watchpoints, refused):
+                self._announce(space, pids)
+                refused = self._program(threads)
             if refused:
                 # Set them in all threads or in none: a watchpoint in some threads only would give wrong counts.
                 space.watchpoints = tuple(w for w in watchpoints if w not in refused)
                 self._program(threads)
                 self._announce(space, pids)
+            space.release_pages()
+            space.awaits_pages = any(w.by_page and w not in before for w in space.watchpoints) or space.awaits_pages
+            for thread in threads:
+                if space.awaits_pages and thread.state is ThreadState.RUNNING:
+                    with contextlib.suppress(OSError):
+                        ptrace_calls.interrupt(thread.tid)
         first = min(pids, default=0)
         for watchpoint, (state, reason) in refused.items():
             probe = watchpoint.probe
@@ -129,8 +145,9 @@ class Watchpoints:
             self._connection.send(status)
         placed: dict[int, list[int]] = {}
         for watchpoint in space.watchpoints:
-            if watchpoint not in before:
+            if watchpoint not in before and not watchpoint.by_page:
                 probe = watchpoint.probe
+                probe.counts.note(Placement.DEBUG_REGISTER)
                 probe.state = ProbeState.ACTIVE
                 placed.setdefault(probe.program.number, []).append(probe.number)
         for number, probes in placed.items():
@@ -147,7 +164,24 @@ class Watchpoints:
     def _announce(self, space: AddressSpace, pids: set[int]) -> None:
         """Report watchpoints before they are set, so that the crash restorer never misses a register."""
         for pid in pids:
-            self._connection.send(Watched(pid, tuple(w.watch for w in space.watchpoints)))
+            self._connection.send(Watched(pid, tuple(w.watch for w in space.watchpoints if not w.by_page)))
+
+
+def _move_to_pages(watchpoints: tuple[Watchpoint, ...], refused: dict[Watchpoint, Refusal]) -> bool:
+    """
+    Let watchpoints for writes use protected pages, in place of ``refused`` ones that have no debug register.
+
+    Return whether there was any.
+    """
+    moved = False
+    for watchpoint, (state, _) in refused.items():
+        if state is not ProbeState.DEBUGREG_UNAVAIL:
+            continue
+        candidates = [watchpoint, *(w for w in reversed(watchpoints) if w not in refused)]
+        found = next((w for w in candidates if w.watch.access is Access.WRITE and not w.by_page), None)
+        if found is not None:
+            found.by_page = moved = True
+    return moved
 
 
 class UnwatchedMemory:
@@ -175,6 +209,8 @@ class UnwatchedMemory:
     def _refuse_watched(self, address: int, size: int, *, writes: bool) -> None:
         if any(w.watch.is_touched(address, size, writes=writes) for w in self._space.watchpoints):
             raise PermissionError("the word is watched")
+        if writes and self._space.pages is not None and self._space.pages.covers(address, size):
+            raise PermissionError("the page is protected")
 
 
 Refusal = tuple[ProbeState, str]
@@ -190,7 +226,7 @@ class DebugRegisters:
     def program(self, thread: Thread) -> dict[Watchpoint, Refusal]:
         """Program the watchpoints of its address space into a stopped thread; return those that were refused."""
         watchpoints = thread.space.watchpoints
-        wanted = tuple(w for w in watchpoints if thread.pid in w.probe.program.reach.pids)
+        wanted = tuple(w for w in watchpoints if not w.by_page and thread.pid in w.probe.program.reach.pids)
         refused = self._set(thread, wanted)
         thread.debug.programmed = watchpoints
         return refused

@@ -28,6 +28,7 @@ from dprobes.engines.ptrace.tracer.hit_handling import HitHandler
 from dprobes.engines.ptrace.tracer.module_breakpoints import ModuleBreakpoints
 from dprobes.engines.ptrace.tracer.native.handler_ends import HandlerEnds, JumpAbsence, JumpWaits, Reclaimer
 from dprobes.engines.ptrace.tracer.native.jump_patcher import Patcher
+from dprobes.engines.ptrace.tracer.page_watchpoints import PageWatchpoints
 from dprobes.engines.ptrace.tracer.probe_removal import Remover
 from dprobes.engines.ptrace.tracer.process_tree import ORPHAN_AGE, Attachment, Identities, ProcessTree
 from dprobes.engines.ptrace.tracer.program_insertion import Inserter, Replacer
@@ -95,6 +96,7 @@ class Tracer:
         debug_registers = DebugRegisters(connection.send)
         identities = Identities(connection.send)
         stopper = Stopper(state.threads, debug_registers.program_and_report, identities.ended)
+        pages = PageWatchpoints(state, stopper)
         watchpoints = Watchpoints(state, stopper, debug_registers)
         modules = ModuleBreakpoints(state, watchpoints)
         patcher = Patcher(state, stopper, modules, lambda space: tree.take_children(space))  # noqa: PLW0108 - defined later
@@ -108,7 +110,7 @@ class Tracer:
         watchpoint_hits = WatchpointHits(context, debug_registers, counter)
         stepper = Stepper(connection, stopper, context, counter, watchpoint_hits)
         detacher = Detacher(state, tree, stopper, stepper, debug_registers, counter)
-        dumps = CoreDumps(state, stopper)
+        dumps = CoreDumps(state, stopper, pages)
         settler = Settler(stopper, counter)
         self._connection, self._programs, self._threads = connection, state.programs, state.threads
         self._stopper, self._modules, self._tree, self._remover = stopper, modules, tree, remover
@@ -121,6 +123,8 @@ class Tracer:
         )
         self._inserter = Inserter(state, tree, modules, stopper, remover, settler, dumps, detacher, jump_absence)
         self._replacer = Replacer(state, modules, stopper, watchpoints, settler, jump_absence)
+        pages.hits, pages.counter, pages.go_on = watchpoint_hits, counter, self._hits.go_on
+        self._pages = pages
         self._registers = ptrace_calls.Registers()
         self._attached = False
         # Checks of hits produce records, which have to be sent in time: so sending is the last one.
@@ -140,7 +144,8 @@ class Tracer:
         try:
             self._take_messages()
             while self._threads or not self._attached or self._tree.has_unreported or self._dumps.busy:
-                if not self._handle_stops():
+                served = self._pages.serve()
+                if not self._handle_stops() and not served:
                     self._wait()
                 if self._tree.has_idle_programs:
                     self._tree.has_idle_programs = False
@@ -153,6 +158,7 @@ class Tracer:
             problem = traceback.format_exc()
         finally:
             self._dumps.abandon()
+            self._pages.close()
             self._detacher.detach_all()
             self._counter.finish()
             self._inserter.finish()
@@ -202,6 +208,9 @@ class Tracer:
         return min((delay for delay in delays if delay is not None), default=1)
 
     def _check_signals(self, timeout: float) -> None:
+        if timeout and self._pages.is_armed:
+            self._pages.wait(self._signals, timeout)
+            timeout = 0
         # The kernel returns the lowest number first, and there is nearly always a SIGCHLD: so take all of them.
         number = process_calls.take_signal(self._signals, timeout)
         messages = not number
@@ -323,6 +332,10 @@ class Tracer:
 
     def _on_event(self, thread: Thread, event: Event) -> None:
         if event is Event.STOP:
+            if thread.space.awaits_pages:
+                self._pages.arm(thread)
+                if thread.tid in self._stopper.deferred:
+                    return
             if not self._dismissed(thread) and not self._jump_waits.take(thread):
                 self._stopper.release(thread)
             return

@@ -88,7 +88,7 @@ def test_a_file_that_everybody_can_change_is_read_by_another_process(
 
 
 def test_addresses_of_every_process_are_the_same_probepoints_for_both_processors() -> None:
-    text = "name = vmlinux\nmodtype = kernel\naddress = 0x1000:0x1002\nwatchpoint = w\nexit\n"
+    text = "name = vmlinux\nmodtype = kernel\naddress = 0x1000:0x1002\nwatchpoint = rw\nexit\n"
     text += "address = 0x1000:0x1003\nwatchpoint = w\nexit\n"
     program = parse_source(SourceFile("<test>", text), Diagnostics())
     answers = Answers(program, allow_write=False)

@@ -61,6 +61,7 @@ __all__ = [
     "leave_thread",
     "map_code",
     "own_pages",
+    "receive_file",
     "share_memory",
     "take_call",
 ]
@@ -125,7 +126,7 @@ def _share(
             _checked(call(MADVISE[_WORD], page, own, _WIPE_ON_FORK))
             tell((page, own))
             for number, (descriptor, size) in enumerate(files, 1):
-                received = _receive(thread, call, page, descriptor, opened)
+                received = receive_file(thread, call, page, descriptor, opened)
                 how = (_READ, _PRIVATE) if number == len(files) else (_READ_WRITE, _SHARED)
                 mapped.append((_checked(call(MMAP[_WORD], 0, size, *how, received, 0)), size))
         except (InjectionError, OSError) as error:
@@ -168,7 +169,7 @@ def list_in_manifest(space: AddressSpace, memory: NativeMemory, entry: bytes) ->
     return None
 
 
-def _receive(thread: Thread, call: Call, page: int, descriptor: int, opened: list[int]) -> int:
+def receive_file(thread: Thread, call: Call, page: int, descriptor: int, opened: list[int]) -> int:
     """
     Send a file to the process; return the descriptor there, and append descriptors to be closed to ``opened``.
 

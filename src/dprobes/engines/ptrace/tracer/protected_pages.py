@@ -1,0 +1,125 @@
+"""Protected pages of an address space, and messages about writes to them; see ``page_protection``."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from dprobes.platform.linux.userfault_calls import FaultEvent
+from dprobes.target.process_maps import PAGE_SIZE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from dprobes.platform.linux.userfault_calls import Message, UserFaults
+
+__all__ = ["ProtectedPages", "pages_of"]
+
+_REPEATS = 4
+"""Number of messages about a thread in a round after which it waits in the kernel, and cannot stop."""
+
+
+def pages_of(address: int, size: int) -> range:
+    """Return the addresses of the pages that contain ``size`` bytes at ``address``."""
+    return range(address & -PAGE_SIZE, address + size, PAGE_SIZE)
+
+
+class ProtectedPages:
+    """The protected pages of one address space, and messages about writes to them that are not handled yet."""
+
+    def __init__(self, faults: UserFaults) -> None:
+        self._object = faults
+        self.protected: set[int] = set()
+        """Addresses of the pages."""
+        self.waiting: dict[int, int] = {}
+        """Addresses that threads were about to write, by thread id in the PID namespace of the process."""
+        self.changes: list[Message] = []
+        """Messages about memory that the process has moved, discarded or unmapped."""
+        self._repeats: dict[int, int] = {}
+        self._opened: dict[int, int] = {}
+
+    @property
+    def descriptor(self) -> int:
+        """The descriptor to poll; -1 after ``close``."""
+        return self._object.descriptor
+
+    def covers(self, address: int, size: int) -> bool:
+        """Return whether a byte of a range is on a protected page."""
+        return any(page in self.protected for page in pages_of(address, size))
+
+    def protect(self, page: int) -> None:
+        """Include a page, and protect it; raise OSError if the kernel cannot."""
+        self._object.register(page, PAGE_SIZE)
+        try:
+            self._object.protect(page, PAGE_SIZE)
+        except OSError:
+            self._object.unregister(page, PAGE_SIZE)
+            raise
+        self.protected.add(page)
+
+    def release(self, pages: Iterable[int]) -> None:
+        """Exclude pages."""
+        for page in pages:
+            self.protected.discard(page)
+            self._object.unregister(page, PAGE_SIZE)  # it wakes the threads that wait
+
+    def renew(self) -> None:
+        """Protect all pages again, after the process has discarded some."""
+        for page in self.protected - self._opened.keys():
+            with contextlib.suppress(OSError):
+                self._object.protect(page, PAGE_SIZE)
+
+    @contextlib.contextmanager
+    def opened(self, pages: Iterable[int]) -> Iterator[None]:
+        """Allow writes to pages for the duration of the block; the threads that wait for them go on waiting."""
+        mine = [page for page in pages if page in self.protected]
+        for page in mine:
+            self.open(page)
+        try:
+            yield
+        finally:
+            for page in mine:
+                self.shut(page)
+
+    def open(self, page: int) -> None:
+        """Allow writes to a page, until ``shut`` was called as often."""
+        self._opened[page] = self._opened.get(page, 0) + 1
+        with contextlib.suppress(OSError):
+            self._object.open(page, PAGE_SIZE)
+
+    def shut(self, page: int) -> None:
+        """Protect a page again."""
+        self._opened[page] -= 1
+        if not self._opened[page]:
+            del self._opened[page]
+            if page in self.protected:
+                with contextlib.suppress(OSError):  # it was unmapped
+                    self._object.protect(page, PAGE_SIZE)
+
+    def wake(self, page: int) -> None:
+        """Let the threads that wait for an open page go on."""
+        self._object.wake(page, PAGE_SIZE)
+
+    def read(self) -> None:
+        """Take the messages that have arrived."""
+        while messages := self._object.read():
+            for message in messages:
+                if message.event is FaultEvent.PAGE_FAULT:
+                    self.waiting[message.tid] = message.address
+                    self._repeats[message.tid] = self._repeats.get(message.tid, 0) + 1
+                else:
+                    self.changes.append(message)
+
+    def begin_round(self) -> None:
+        """Forget how often threads have written; after this call ``is_in_kernel`` counts anew."""
+        self._repeats.clear()
+
+    def is_in_kernel(self, number: int) -> bool:
+        """Return whether a thread that was asked to stop tries again and again, because it waits in the kernel."""
+        return self._repeats.get(number, 0) >= _REPEATS
+
+    def close(self) -> None:
+        """End all protection."""
+        self.protected.clear()
+        self.waiting.clear()
+        self._object.close()

@@ -1,0 +1,157 @@
+"""
+userfaultfd(2) in write-protect mode, through ioctl(2); the only file that makes these calls.
+
+An object reports writes to pages of the process that created it. Structures and numbers are from
+``include/uapi/linux/userfaultfd.h``. Write protection of anonymous memory is since Linux 5.7, of shared memory since
+5.19; ``/dev/userfaultfd`` is since 6.1.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import errno
+import os
+import struct
+from fcntl import ioctl
+from typing import NamedTuple, assert_never
+
+from dprobes.errors import system_error
+
+__all__ = ["DEVICE", "NEW_FLAGS", "NEW_OBJECT", "FaultEvent", "Message", "UserFaults"]
+
+DEVICE = "/dev/userfaultfd"
+"""Device whose ioctl NEW_OBJECT makes an object, for any process that has it open."""
+
+NEW_OBJECT = 0xAA00
+"""USERFAULTFD_IOC_NEW; the argument are NEW_FLAGS."""
+
+NEW_FLAGS = os.O_CLOEXEC | os.O_NONBLOCK
+
+_API, _REGISTER, _UNREGISTER = 0xC018AA3F, 0xC020AA00, 0x8010AA01
+_WAKE, _WRITE_PROTECT = 0x8010AA02, 0xC018AA06
+_API_VERSION = 0xAA
+
+_PAGEFAULT_FLAG_WP, _EVENT_REMAP, _EVENT_REMOVE, _EVENT_UNMAP = 1 << 0, 1 << 2, 1 << 3, 1 << 6
+_THREAD_ID, _EXACT_ADDRESS, _WP_SHMEM, _WP_UNPOPULATED = 1 << 8, 1 << 11, 1 << 12, 1 << 13
+_NEEDED = _PAGEFAULT_FLAG_WP | _EVENT_REMAP | _EVENT_REMOVE | _EVENT_UNMAP | _THREAD_ID | _EXACT_ADDRESS
+_WISHES = (_WP_SHMEM | _WP_UNPOPULATED, _WP_SHMEM, 0)
+
+_REGISTER_MODE_WP = 2
+_PROTECT, _DONT_WAKE = 1, 2
+
+_THREE, _RANGE, _FOUR = struct.Struct("=QQQ"), struct.Struct("=QQ"), struct.Struct("=QQQQ")
+_MESSAGE = struct.Struct("=BxxxxxxxQQQ")
+_MESSAGES_MAX = 64
+
+
+class FaultEvent(enum.IntEnum):
+    """Events of an object."""
+
+    PAGE_FAULT = 0x12
+    REMAP = 0x14
+    REMOVE = 0x15
+    UNMAP = 0x16
+
+
+class Message(NamedTuple):
+    """
+    Message about an event.
+
+    For PAGE_FAULT, ``address`` is the first written byte in its page, and ``tid`` the thread, as its own PID namespace
+    numbers it. Otherwise the event concerns the addresses from ``address`` to ``end`` (excluded).
+    """
+
+    event: FaultEvent
+    address: int
+    tid: int = 0
+    end: int = 0
+
+
+class UserFaults:
+    """
+    An object of another process; ``descriptor`` is this process's copy, which is closed with it.
+
+    When the last descriptor is closed, the kernel removes the protection of all pages and wakes all waiting threads.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        """Negotiate the interface; raise OSError if the kernel lacks a feature."""
+        self.descriptor = descriptor
+        for number, wish in enumerate(_WISHES, 1):
+            try:
+                ioctl(descriptor, _API, _THREE.pack(_API_VERSION, _NEEDED | wish, 0))
+            except OSError as error:
+                if error.errno != errno.EINVAL or number == len(_WISHES):
+                    raise
+            else:
+                return
+
+    def register(self, start: int, size: int) -> None:
+        """Include whole pages of one mapping; raise OSError if the kernel cannot report writes there."""
+        ioctl(self.descriptor, _REGISTER, _FOUR.pack(start, size, _REGISTER_MODE_WP, 0))
+
+    def unregister(self, start: int, size: int) -> None:
+        """Exclude pages, whose protection ends; pages that are not included are ignored."""
+        with contextlib.suppress(OSError):
+            ioctl(self.descriptor, _UNREGISTER, _RANGE.pack(start, size))
+
+    def protect(self, start: int, size: int) -> None:
+        """Let writes to included pages wait, and report them; raise OSError if they are not included any more."""
+        self._change(start, size, _PROTECT)
+
+    def open(self, start: int, size: int) -> None:
+        """Allow writes to pages; threads that wait already are not woken. Raise OSError as ``protect`` does."""
+        self._change(start, size, _DONT_WAKE)
+
+    def wake(self, start: int, size: int) -> None:
+        """Let the threads that wait for pages try again."""
+        with contextlib.suppress(OSError):
+            ioctl(self.descriptor, _WAKE, _RANGE.pack(start, size))
+
+    def _change(self, start: int, size: int, mode: int) -> None:
+        while True:
+            try:
+                ioctl(self.descriptor, _WRITE_PROTECT, _THREE.pack(start, size, mode))
+            except OSError as error:
+                if error.errno != errno.EAGAIN:  # otherwise the process is changing its mappings
+                    raise
+                if not self._has_message:
+                    continue
+                raise system_error(errno.EAGAIN) from error
+            else:
+                return
+
+    @property
+    def _has_message(self) -> bool:
+        import select
+
+        poll = select.poll()
+        poll.register(self.descriptor, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def read(self) -> list[Message]:
+        """Return the messages that have arrived, without waiting; those of threads that no longer wait are gone."""
+        try:
+            data = os.read(self.descriptor, _MESSAGE.size * _MESSAGES_MAX)
+        except OSError:
+            return []  # none, or the process has ended
+        return [_message(*fields) for fields in _MESSAGE.iter_unpack(data)]
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+def _message(event: int, first: int, second: int, third: int) -> Message:
+    match FaultEvent(event):
+        case FaultEvent.PAGE_FAULT:
+            return Message(FaultEvent.PAGE_FAULT, second, tid=third & 0xFFFFFFFF)
+        case FaultEvent.REMAP:
+            return Message(FaultEvent.REMAP, first, end=first + third)
+        case FaultEvent.REMOVE | FaultEvent.UNMAP as gone:
+            return Message(gone, first, end=second)
+        case other:
+            assert_never(other)
