@@ -92,6 +92,48 @@ static void family(int number)
 	printf("%lu %lu 0\n", count * number, count * number);
 }
 
+static volatile sig_atomic_t ended;
+static atomic_ulong done;
+
+static void end(int number)
+{
+	ended = number;
+}
+
+static void *work_on(void *arg)
+{
+	unsigned long mine = 0;
+
+	for (; !ended; mine++) {
+		touch(mine);
+		miss();
+		if (read(zero, (void *)(shared.object + 10), 20) != 20)
+			fail(7);
+	}
+	atomic_fetch_add(&done, mine);
+	return arg;
+}
+
+/* Write until SIGUSR1 arrives. */
+static void endless(int number)
+{
+	pthread_t ids[64];
+
+	signal(SIGUSR1, end);
+	for (int n = 0; n < number; n++)
+		if (pthread_create(&ids[n], NULL, work_on, NULL))
+			fail(2);
+	puts("ready");
+	fflush(stdout);
+	while (!ended)
+		usleep(1000);
+	for (int n = 0; n < number; n++)
+		pthread_join(ids[n], NULL);
+	if (shared.neighbour != done || shared.before[0] != 1)
+		fail(3);
+	puts("right");
+}
+
 /* Write pseudo-random pieces of `area`: the test computes the same. */
 static void pieces(unsigned long number)
 {
@@ -131,6 +173,8 @@ int main(int argc, char **argv)
 		threads(number, 1);
 	else if (!strcmp(mode, "fork"))
 		family(number);
+	else if (!strcmp(mode, "endless"))
+		endless(number);
 	else if (!strcmp(mode, "pieces"))
 		pieces(count);
 	else
