@@ -27,7 +27,6 @@ from dprobes.engines.ptrace.tracer.call_injection import (
 )
 from dprobes.engines.ptrace.tracer.native.handler_memory import receive_file
 from dprobes.engines.ptrace.tracer.protected_pages import ProtectedPages
-from dprobes.engines.ptrace.tracer.tracer_state import ThreadState
 from dprobes.errors import TargetError, reason_of, reason_of_number
 from dprobes.platform.linux import process_calls, ptrace_calls
 from dprobes.platform.linux.ptrace_calls import Register
@@ -119,9 +118,13 @@ def _by_device(thread: Thread, call: Call) -> int:
         os.close(device)
 
 
-def protect_page(pages: ProtectedPages, thread: Thread, threads: Iterable[Thread], page: int) -> None:
+def protect_page(
+    pages: ProtectedPages, thread: Thread, threads: Iterable[Thread], page: int, *, are_stopped: bool
+) -> None:
     """
-    Protect a page of the memory of a thread at an event stop; all ``threads`` of the space must be stopped.
+    Protect a page of the memory of a thread at an event stop, in a space with these ``threads``.
+
+    If not all of them are stopped, the page of a private mapping of a file is refused.
 
     Raise ``ProtectionError`` if that is not possible, and ``ThreadBusyError`` if another stop is needed.
     """
@@ -135,7 +138,9 @@ def protect_page(pages: ProtectedPages, thread: Thread, threads: Iterable[Thread
     if mapping.path == "[stack]" or any(_is_stack_of(each, mapping) for each in threads):
         raise ProtectionError(f"{page:#x} is on a thread's stack, where each call would stop the thread")
     if mapping.is_file and mapping.permissions[3] == "p":
-        _make_anonymous(thread, threads, mapping, page)
+        if not are_stopped:
+            raise ProtectionError("a thread that waits in the kernel cannot be stopped now")
+        _make_anonymous(thread, mapping, page)
     try:
         os.pread(space.memory, 1, page)  # kernels before 6.4 do not protect pages that do not exist yet
         pages.protect(page)
@@ -153,11 +158,9 @@ def _is_stack_of(thread: Thread, mapping: Mapping) -> bool:
     return mapping.start <= registers[Register.RSP] < mapping.end
 
 
-def _make_anonymous(thread: Thread, threads: Iterable[Thread], mapping: Mapping, page: int) -> None:
+def _make_anonymous(thread: Thread, mapping: Mapping, page: int) -> None:
     """Replace a page of a private mapping of a file by anonymous memory with the same content."""
     space, size = thread.space, thread.space.word_size
-    if any(each.state is ThreadState.RUNNING and each is not thread for each in threads):
-        raise ProtectionError("a thread that waits in the kernel cannot be stopped now")
     allowed = [_READ, _WRITE, _EXECUTE]
     protection = sum(bit for bit, letter in zip(allowed, mapping.permissions, strict=False) if letter != "-")
     try:

@@ -143,11 +143,13 @@ class PageWatchpoints:
             return
         space.release_pages()
         threads = self._threads.in_space(space)
+        running = [t for t in threads if t.state is ThreadState.RUNNING and t.tid not in self._stopper.deferred]
+        are_stopped = not running or running == [thread]
         for watchpoint in wanted:
             try:
                 for page in pages_of(watchpoint.watch.address, watchpoint.watch.length):
                     if page not in space.pages.protected:
-                        protect_page(space.pages, thread, threads, page)
+                        protect_page(space.pages, thread, threads, page, are_stopped=are_stopped)
             except ProtectionError as error:
                 refused[watchpoint] = str(error)
         if refused:
