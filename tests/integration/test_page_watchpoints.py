@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
+import signal
+import time
 from typing import TYPE_CHECKING
 
 import pytest
+
+from integration.support import TIMEOUT, await_line, await_true, is_traced, read_result, running, tracer_of
 
 if TYPE_CHECKING:
     from integration.support import Builder, Result, Runner
@@ -104,3 +109,22 @@ def test_a_range_that_is_too_long(build: Builder, run: Runner) -> None:
         result.stderr,
     )
     assert result.counts[1].hits == 1
+
+
+@pytest.mark.parametrize("kills", [pytest.param(10), pytest.param(300, marks=pytest.mark.torture)])
+def test_a_killed_tracer_harms_nothing(build: Builder, run: Runner, kills: int) -> None:
+    """The kills are at random moments of a program that does nothing but write to the page."""
+    chance = random.Random(kills)
+    with running(build("protected.c", "-pthread"), "endless", 0, 4) as target:
+        assert await_line(target) == "ready\n"
+        for _ in range(kills):
+            process, output = run.start(OBJECT, ["-p", str(target.pid)])
+            await_true(lambda output=output: output.exists() and output.stat().st_size > 0, "a record")  # type: ignore[misc]
+            time.sleep(chance.random() / 50)
+            os.kill(tracer_of(target.pid), signal.SIGKILL)
+            assert read_result(process, output).status == 1
+            await_true(lambda: not is_traced(target.pid), "the end of tracing")
+            assert target.poll() is None
+        target.send_signal(signal.SIGUSR1)
+        assert await_line(target) == "right\n"
+        assert target.wait(TIMEOUT) == 0

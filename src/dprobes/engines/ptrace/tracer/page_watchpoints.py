@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING
 from dprobes.engines.hits.hit_lifecycle import HitState
 from dprobes.engines.ptrace.breakpoint_sites import Placement
 from dprobes.engines.ptrace.tracer.call_injection import ThreadBusyError
+from dprobes.engines.ptrace.tracer.gated_steps import GatedSlots
+from dprobes.engines.ptrace.tracer.held_signals import FAULTS, move_signal_address
 from dprobes.engines.ptrace.tracer.page_protection import ProtectionError, make_object, protect_page
 from dprobes.engines.ptrace.tracer.protected_pages import pages_of
 from dprobes.engines.ptrace.tracer.tracer_state import ThreadGoneError, ThreadState
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
 __all__ = ["PageWatchpoints"]
 
 _RIP, _RAX, _ORIG_RAX = int(Register.RIP), int(Register.RAX), int(Register.ORIG_RAX)
+_EFLAGS = int(Register.EFLAGS)
 
 _LONGEST = 15
 """Maximum size of an instruction in bytes."""
@@ -84,6 +87,7 @@ class PageWatchpoints:
         self._attempts: dict[int, int] = {}
         self._registers = ptrace_calls.Registers()
         self._info = ptrace_calls.SignalInfo()
+        self._slots = GatedSlots(state.connection)
         self._waker = -1
         self.hits: WatchpointHits
         self.counter: HitCounter
@@ -309,7 +313,7 @@ class PageWatchpoints:
         before = None if written is not None else self._content(space, touched)
         with contextlib.ExitStack() as stack:
             stack.enter_context(pages.opened(touched))
-            is_done = self._step(thread, pages, touched, stack)
+            is_done = self._execute(thread, pages, raw, touched, stack)
         if not is_done:
             return False
         if written is None:
@@ -322,6 +326,53 @@ class PageWatchpoints:
                 self.counter.complete(thread)
         self._count(thread, touched, hits)
         return bool(hits)
+
+    def _execute(
+        self, thread: Thread, pages: ProtectedPages, raw: bytes, touched: list[int], stack: contextlib.ExitStack
+    ) -> bool:
+        """
+        Let a stopped thread execute an instruction; more pages that it writes to are added to ``touched``.
+
+        Return False if the instruction was not executed. A stop for another reason is kept for later.
+        """
+        registers, tid = self._registers, thread.tid
+        gated = None
+        if not thread.hit.is_late and not registers[_EFLAGS] & ptrace_calls.TRAP_FLAG:
+            try:
+                gated = self._slots.find(thread, pages, registers[_RIP], raw)
+            except ThreadGoneError as gone:
+                self._stopper.defer(tid, gone.status)
+                return False
+        if gated is None:
+            return self._step(thread, pages, touched, stack)
+        gated.enter(registers)
+        ptrace_calls.set_registers(tid, registers)
+        thread.state = ThreadState.RUNNING
+        ptrace_calls.resume(tid)
+        status = self._next_status(thread, pages, touched, stack, time.monotonic() + _STUCK, gated.gate)
+        if status is None:
+            # It waits for something else, which perhaps another thread has to provide.
+            ptrace_calls.interrupt(tid)
+            status = self._next_status(thread, pages, touched, stack, time.monotonic() + _PATIENCE, gated.gate)
+            if status is None:
+                return False
+        kind, number = classify_stop(status)
+        if kind is StopKind.EXITED:
+            self._stopper.defer(tid, status)
+            return False
+        ptrace_calls.get_registers(tid, registers)
+        is_done = gated.leave(registers)
+        ptrace_calls.set_registers(tid, registers)
+        code = ptrace_calls.get_signal_info(tid, self._info) if kind is StopKind.SIGNAL else 0
+        is_watch = number == signal.SIGTRAP and code == ptrace_calls.TRAP_HWBKPT
+        if (kind is StopKind.EVENT and number == Event.STOP) or (kind is StopKind.SIGNAL and is_watch):
+            thread.state = ThreadState.STOPPED
+            return is_done
+        if kind is StopKind.SIGNAL and number in FAULTS and code > 0:
+            move_signal_address(self._info, gated.slot.address, gated.slot.site)
+            ptrace_calls.set_signal_info(tid, self._info)
+        self._stopper.defer(tid, status)
+        return is_done
 
     def _step(self, thread: Thread, pages: ProtectedPages, touched: list[int], stack: contextlib.ExitStack) -> bool:
         """
@@ -359,9 +410,19 @@ class PageWatchpoints:
             return False
 
     def _next_status(
-        self, thread: Thread, pages: ProtectedPages, touched: list[int], stack: contextlib.ExitStack, until: float
+        self,
+        thread: Thread,
+        pages: ProtectedPages,
+        touched: list[int],
+        stack: contextlib.ExitStack,
+        until: float,
+        gate: int = 0,
     ) -> int | None:
-        """Wait for the next stop of a thread; open the pages for which it waits. Return None after ``until``."""
+        """
+        Wait for the next stop of a thread; open the pages for which it waits. Return None after ``until``.
+
+        A thread that waits at the page ``gate`` is asked to stop there.
+        """
         turn = 0
         while True:
             found, status = os.waitpid(thread.tid, ptrace_calls.WALL | os.WNOHANG)
@@ -371,6 +432,9 @@ class PageWatchpoints:
             for number in list(pages.waiting):
                 if self._thread(thread.space, number) is thread:
                     page = pages.waiting.pop(number) & -PAGE_SIZE
+                    if page == gate:
+                        ptrace_calls.interrupt(thread.tid)
+                        continue
                     if page not in touched:
                         touched.append(page)
                         stack.enter_context(pages.opened([page]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dprobes.platform.linux.userfault_calls import FaultEvent
 from dprobes.target.process_maps import PAGE_SIZE
@@ -35,6 +35,11 @@ class ProtectedPages:
         """Addresses that threads were about to write, by thread id in the PID namespace of the process."""
         self.changes: list[Message] = []
         """Messages about memory that the process has moved, discarded or unmapped."""
+        self.areas: dict[int, int] = {}
+        """Memory for copies of instructions: its start, and the number of used bytes; its gate follows."""
+        self.slots: dict[tuple[int, bytes], tuple[Any, ...]] = {}
+        """Slots of instructions, by address and bytes (``gated_steps``); empty for one without a slot."""
+        self._gates: set[int] = set()
         self._repeats: dict[int, int] = {}
         self._opened: dict[int, int] = {}
 
@@ -57,6 +62,12 @@ class ProtectedPages:
             raise
         self.protected.add(page)
 
+    def add_gate(self, page: int) -> None:
+        """Protect a page of the tracer's own; raise OSError if the kernel cannot."""
+        self._object.register(page, PAGE_SIZE)
+        self._object.protect(page, PAGE_SIZE)
+        self._gates.add(page)
+
     def release(self, pages: Iterable[int]) -> None:
         """Exclude pages."""
         for page in pages:
@@ -65,7 +76,7 @@ class ProtectedPages:
 
     def renew(self) -> None:
         """Protect all pages again, after the process has discarded some."""
-        for page in self.protected - self._opened.keys():
+        for page in (self.protected | self._gates) - self._opened.keys():
             with contextlib.suppress(OSError):
                 self._object.protect(page, PAGE_SIZE)
 

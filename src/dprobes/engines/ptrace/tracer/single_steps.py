@@ -52,9 +52,9 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.tracer_state import Thread
     from dprobes.platform.linux.ptrace_calls import RegisterWords
 
-__all__ = ["COMPLETED", "Completion", "CompletionKind", "Stepper"]
+__all__ = ["COMPLETED", "REACH", "Completion", "CompletionKind", "Stepper", "gap_near"]
 
-_REACH = 1 << 30
+REACH = 1 << 30
 """Maximum distance in bytes from the code to an area: well within the 2 GiB of a 32-bit distance."""
 
 _GUARD = 16 * PAGE_SIZE
@@ -154,7 +154,7 @@ class SlotMaker:
         """Return areas with room near an address, a new one if there is none."""
         slots = thread.space.slots
         found = _with_room(slots, address, size)
-        region = address // _REACH
+        region = address // REACH
         if not any(area.former is None for area in found) and region not in slots.refused:
             area = self._mapped_area(thread, address)
             if area is None:
@@ -178,7 +178,7 @@ class SlotMaker:
         if not may_inject(thread):
             return None
         with self._stopper.others_stopped(space, thread):
-            start = _gap(thread.tid, address, size, space.word_size)
+            start = gap_near(thread.tid, address, size, space.word_size)
             if not start:
                 return None
             for pid in space.pids:
@@ -199,7 +199,7 @@ class SlotMaker:
         """Create an area from the padding near ``address``."""
         for start, end in list(space.slots.padding):
             first = start + GRANULE - 1 & -GRANULE
-            if abs(start - address) > _REACH or end - first < GRANULE:
+            if abs(start - address) > REACH or end - first < GRANULE:
                 continue
             space.slots.padding.remove((start, end))
             with contextlib.suppress(OSError):
@@ -213,10 +213,10 @@ def _slot_size(site: Site) -> int:
 
 
 def _with_room(slots: Slots, address: int, size: int) -> list[SlotArea]:
-    return [a for a in slots.areas if abs(a.start - address) < _REACH and a.find(size) is not None]
+    return [a for a in slots.areas if abs(a.start - address) < REACH and a.find(size) is not None]
 
 
-def _gap(tid: int, address: int, size: int, word_size: int) -> int:
+def gap_near(tid: int, address: int, size: int, word_size: int) -> int:
     """
     Return an address near ``address`` where ``size`` bytes can be mapped, or 0.
 
@@ -228,14 +228,14 @@ def _gap(tid: int, address: int, size: int, word_size: int) -> int:
     except TargetError:
         return 0
     top = 1 << 47 if word_size == 8 else 0xC0000000
-    best = (2 * _REACH, 0)
+    best = (2 * REACH, 0)
     for low, high in free_ranges(mappings, growth_of(tid), _LOWEST, top):
         if high - low < size + 2 * _GUARD:
             continue
         start = high - _GUARD - size if high <= address else low + _GUARD
         # Prefer places below the code.
-        distance = abs(start - address) + (_REACH if high > address else 0)
-        if abs(start - address) < _REACH and distance < best[0]:
+        distance = abs(start - address) + (REACH if high > address else 0)
+        if abs(start - address) < REACH and distance < best[0]:
             best = (distance, start & ~(PAGE_SIZE - 1))
     return best[1]
 
