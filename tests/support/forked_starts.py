@@ -201,6 +201,7 @@ class _Forks:
     def __init__(self, line: socket.socket) -> None:
         self._line = line
         self._status_ends: dict[int, int] = {}
+        self._zombies: dict[int, int] = {}  # process IDs by the ends where they have been reported
         self._woken, self._wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def serve(self) -> list[str] | None:
@@ -209,12 +210,19 @@ class _Forks:
 
         signal.set_wakeup_fd(self._wakes, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
+        poll = select.poll()
+        poll.register(self._line.fileno(), select.POLLIN)
+        poll.register(self._woken, select.POLLIN)
         while True:
-            readable, _, _ = select.select([self._line.fileno(), self._woken], [], [])
-            if self._woken in readable:
+            ready = [descriptor for descriptor, _ in poll.poll()]
+            for end in self._zombies.keys() & set(ready):
+                poll.unregister(end)
+                self._reap(end)
+            if self._woken in ready:
                 os.read(self._woken, 4096)
-                self._report()
-            if self._line.fileno() in readable:
+                for end in self._report():
+                    poll.register(end, 0)  # the reader's close is an error, which is always polled for
+            if self._line.fileno() in ready:
                 header, descriptors, _, _ = socket.recv_fds(self._line, _HEADER.size, 4)
                 if not header:
                     return None
@@ -232,15 +240,24 @@ class _Forks:
                     os.close(each)
                 self._status_ends[pid] = status_end
 
-    def _report(self) -> None:
-        while self._status_ends:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if pid == 0:
-                return
-            end = self._status_ends.pop(pid)
-            with contextlib.suppress(BrokenPipeError):  # nobody waits for it
-                os.write(end, _STATUS.pack(status))
-            os.close(end)
+    def _report(self) -> list[int]:
+        """Report the processes that have ended, and return where; they remain zombies, as any child, until read."""
+        reported = []
+        for pid in [*self._status_ends]:
+            found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if found is not None:
+                end = self._status_ends.pop(pid)
+                flag = 0x80 if found.si_code == os.CLD_DUMPED else 0  # as wait(2) encodes a core dump
+                status = found.si_status << 8 if found.si_code == os.CLD_EXITED else found.si_status | flag
+                with contextlib.suppress(BrokenPipeError):  # nobody waits for it
+                    os.write(end, _STATUS.pack(status))
+                self._zombies[end] = pid
+                reported.append(end)
+        return reported
+
+    def _reap(self, end: int) -> None:
+        os.close(end)
+        os.waitpid(self._zombies.pop(end), 0)
 
     def _become(
         self, files: Sequence[int], environment: Mapping[str, str], directory: str, *, has_session: bool

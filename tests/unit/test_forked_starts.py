@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from integration.support import kernel_state
 from support.forked_starts import ForkedPopen, Server
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ def test_a_forked_process_is_no_child_and_its_signal_is_its_status() -> None:
         with pytest.raises(ChildProcessError):
             os.waitpid(process.pid, os.WNOHANG)
         process.kill()
+        while kernel_state(process.pid) != "Z":
+            pass
         assert process.wait(60) == -signal.SIGKILL
 
 
