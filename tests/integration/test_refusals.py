@@ -167,6 +167,25 @@ def test_an_ordinary_user_can_probe_a_command(build: Builder, shared: Path, nobo
 
 
 @needs_root
+@pytest.mark.skipif(
+    Path("/proc/sys/vm/unprivileged_userfaultfd").read_text() == "1\n", reason="vm.unprivileged_userfaultfd is 1"
+)
+def test_an_ordinary_user_cannot_protect_pages(
+    build: Builder, shared: Path, nobody_environment: dict[str, str]
+) -> None:
+    source = "name = protected\naddress = shared+1000:shared+1099\nwatchpoint = w\npush 1\nlog 1\nexit\n"
+    command = ["--", str(build("protected.c", "-pthread")), "threads", "5", "2"]
+    done, _ = run_as_nobody(nobody_environment, shared, source, command)
+    assert done.returncode == 1
+    assert done.stdout == "10 10 0\n"
+    assert (
+        "no debug register holds it, and its page cannot be protected: userfaultfd(2): operation not permitted; "
+        "/dev/userfaultfd: permission denied; without root, the process needs CAP_SYS_PTRACE or the machine "
+        "vm.unprivileged_userfaultfd = 1; not inserted there"
+    ) in done.stderr
+
+
+@needs_root
 def test_an_ordinary_user_can_probe_a_process_of_the_same_user(
     build: Builder, shared: Path, nobody_environment: dict[str, str]
 ) -> None:
