@@ -16,7 +16,7 @@ from tracing import Tracer, bpftrace, dprobes, has_bpftrace
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["many_places"]
+__all__ = ["DIRECTORIES", "many_places", "mapper"]
 
 ROUNDS = 3
 LIBRARY = "libcrypto.so.3"
@@ -73,7 +73,7 @@ def many_places(directory: Path) -> list[Measurement]:
 def _ours(directory: Path, library: Path, pattern: str) -> tuple[int, _Best]:
     source = directory / "many.rpn"
     source.write_text(f'name = "{library}"\nvars = 1\noffset = "{pattern}"\ninc lv, 0\nabort\n')
-    with _mapper(library) as pid:
+    with mapper(library) as pid:
         before = _private(pid, library)
         with Tracer(dprobes(source), directory) as tracer:
             active = tracer.wait_until_attached(1) - tracer.started
@@ -87,7 +87,7 @@ def _theirs(directory: Path, library: Path) -> dict[int, _Best]:
     """Measure about 100 places, once: the kernel takes 0.1 s to detach each, as each has an event of its own."""
     listed = subprocess.run(["nm", "-D", "--defined-only", library], capture_output=True, text=True, check=True).stdout
     places = len(re.findall(r" T EVP_PKEY_CTX_\w+", listed))
-    with _mapper(library) as pid:
+    with mapper(library) as pid:
         before = _private(pid, library)
         with Tracer(bpftrace(f"uprobe:{library}:EVP_PKEY_CTX_*", "@ = count();"), directory) as tracer:
             active = tracer.wait_until_attached(places) - tracer.started
@@ -97,7 +97,7 @@ def _theirs(directory: Path, library: Path) -> dict[int, _Best]:
 
 
 @contextmanager
-def _mapper(library: Path) -> Iterator[int]:
+def mapper(library: Path) -> Iterator[int]:
     """Run a process that maps the library; yield its id."""
     command = [sys.executable, "-c", MAPPER, str(library)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:

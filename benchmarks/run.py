@@ -30,6 +30,7 @@ from live import live
 from managing import managing
 from manyplaces import many_places
 from patchplans import patch_plans
+from placing import placing
 from ptrace_costs import by_ptrace
 from records import records
 from returns import returns
@@ -47,7 +48,14 @@ if TYPE_CHECKING:
 
     Sections = dict[str, Callable[[Path], list[Measurement]]]
 
-PTRACE: Sections = {"ptrace": by_ptrace, "latency": latency, "plans": patch_plans, "live": live, "streams": streams}
+PTRACE: Sections = {
+    "ptrace": by_ptrace,
+    "latency": latency,
+    "plans": patch_plans,
+    "placing": placing,
+    "live": live,
+    "streams": streams,
+}
 RECORDS: Sections = {
     "process": in_process,
     "calls": returns_in_process,

@@ -55,8 +55,6 @@ COMPILED = {
     "a64": BackEnd(check_a64_case, is_native_case),
 }
 """Back ends that most of the time of cases is spent on, which make quick leaves out."""
-LONG_CASES = {"too_many_instructions.case"}
-"""Cases that take seconds on any back end."""
 
 
 # Unit tests that took about a second or more when they were measured; make quick leaves them out.
@@ -268,7 +266,7 @@ class CaseFile(pytest.File):
             if back_ends is COMPILED and not case.is_run:
                 continue
             item = CaseItem.from_parent(self, name=name, case=case, back_ends=back_ends)
-            if back_ends is COMPILED or self.path.name in LONG_CASES:
+            if back_ends is COMPILED:
                 item.add_marker(pytest.mark.slow)
             yield item
 

@@ -8,6 +8,7 @@ and R3, if they are constants.
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.bpf_instructions import (
@@ -30,11 +31,12 @@ from dprobes.native.routines.handler_ring import output_code
 from dprobes.native.virtual_assembler import CALL_KEPT, VirtualRegister, move
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from dprobes.bpf.bpf_assembler import Assembled
     from dprobes.bpf.bpf_instructions import Insn
     from dprobes.bpf.map_layouts import MapName
+    from dprobes.native.code_template import Varying
     from dprobes.native.generated_code import MapPlace, Surroundings
     from dprobes.native.virtual_assembler import Label, VirtualAssembler
 
@@ -106,8 +108,11 @@ class Translator:
         out: Label,
         *,
         is_shared: bool = False,
+        varying: Mapping[int, Varying] = MappingProxyType({}),
     ) -> None:
         self._asm = asm
+        self._varying = varying
+        """Immediates that the assembler is to note, by the indices of instructions."""
         self._around = surroundings
         self._code = assembled.code
         self._out = out
@@ -152,13 +157,15 @@ class Translator:
         dst, src = _REGISTERS[insn.dst], _REGISTERS[insn.src]
         match insn.kind:
             case Class.ALU64 | Class.ALU as kind:
-                asm.alu(insn.operation, dst, src if insn.has_register else insn.imm, wide=kind == Class.ALU64)
+                operand = src if insn.has_register else self._number(index, insn.imm)
+                asm.alu(insn.operation, dst, operand, wide=kind == Class.ALU64)
             case Class.LDX if opcode & _MODE == Mode.MEM:
                 asm.read(dst, src, insn.off, insn.size, is_shared=self._is_shared and src is not _V.R10)
             case Class.STX if opcode & _MODE == Mode.MEM:
                 asm.write(dst, insn.off, src, insn.size, is_shared=self._is_shared and dst is not _V.R10)
             case Class.ST:
-                asm.write_number(dst, insn.off, insn.imm, insn.size, is_shared=self._is_shared and dst is not _V.R10)
+                is_shared = self._is_shared and dst is not _V.R10
+                asm.write_number(dst, insn.off, self._number(index, insn.imm), insn.size, is_shared=is_shared)
             case Class.STX if opcode & _MODE == Mode.ATOMIC:
                 asm.atomic(insn.imm, dst, insn.off, src, insn.size)
                 if insn.imm & Atomic.FETCH and src is _V.R1:
@@ -177,13 +184,18 @@ class Translator:
             elif dst is _V.R3:
                 self._length = insn.imm if opcode == Class.ALU64 | Alu.MOV else None
 
+    def _number(self, index: int, number: int) -> int:
+        """Return a number of the instruction at ``index``, as one that the assembler notes if it varies."""
+        varying = self._varying.get(index)
+        return number if varying is None else varying.with_value(number)
+
     def _wide_load(self, index: int, low: Insn, high: Insn) -> None:
         name, dst = self._references.get(index), _REGISTERS[low.dst]
         if name is None:
             move(self._asm, dst, low.imm & 0xFFFF_FFFF | high.imm << 32)
         else:
             offset = high.imm if low.src == LoadImmediate.MAP_VALUE else 0
-            move(self._asm, dst, self._place(name).address + offset)
+            move(self._asm, dst, self._number(index + 1, self._place(name).address + offset))
         if dst is _V.R3:
             self._length = None
         if dst is _V.R1:
@@ -211,7 +223,7 @@ class Translator:
         elif operation == Jump.MAY_GOTO:
             self._asm.count_pass(self._budget, target)
         else:
-            operand = _REGISTERS[insn.src] if insn.has_register else insn.imm
+            operand = _REGISTERS[insn.src] if insn.has_register else self._number(index, insn.imm)
             is_wide = insn.kind == Class.JMP
             self._asm.branch(operation, _REGISTERS[insn.dst], operand, target, wide=is_wide)
 

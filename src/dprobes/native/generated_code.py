@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from dprobes.bpf.bpf_assembler import Assembled
     from dprobes.bpf.bpf_instructions import Helper
     from dprobes.bpf.map_layouts import MapName
+    from dprobes.native.code_template import Varying
     from dprobes.native.routines.handler_ring import RingShape
 
 __all__ = [
@@ -109,10 +111,15 @@ class Surroundings(NamedTuple):
 
 
 class Part(NamedTuple):
-    """One of several handlers at one instruction, with the environment of its code."""
+    """
+    One of several handlers at one instruction, with the environment of its code.
+
+    ``varying`` are the immediates that differ between handlers with the same code, by the indices of instructions.
+    """
 
     assembled: Assembled
     around: Surroundings
+    varying: Mapping[int, Varying] = MappingProxyType({})
 
 
 class ProcessFacts(NamedTuple):

@@ -94,7 +94,9 @@ class _Code:
 
     def __init__(self, asm: VirtualAssembler, part: Part) -> None:
         self.assembled = trimmed(part.assembled)
-        self.around = part.around
+        self.around, self.varying = part.around, part.varying
+        is_trimmed = len(self.assembled.code) == len(part.assembled.code)
+        assert is_trimmed or not self.varying, "indices of instructions are those of trimmed code"
         footprints = footprint(self.assembled, asm.layout.words)
         self.reads, self.writes = footprints.reads, footprints.writes
         self.touched = asm.touched_by(self.assembled, part.around)
@@ -174,7 +176,7 @@ class _Writer(Generic[_Asm]):
     def _write_handler(self, code: _Code) -> None:
         asm, out = self._asm, self._asm.label()
         asm.open_handler(code.frame, has_context=bool(code.reads or code.writes))
-        Translator(asm, code.assembled, code.around, out).write()
+        Translator(asm, code.assembled, code.around, out, varying=code.varying).write()
         asm.place(out)
         asm.close_handler(code.frame)
 

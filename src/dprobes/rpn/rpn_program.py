@@ -50,7 +50,7 @@ __all__ = [
     "without_opcodes",
 ]
 
-MAX_INSTRUCTIONS = 100_000
+MAX_INSTRUCTIONS = 1_000_000
 """Maximum number of instructions in a program; no person or compiler writes more for a probe."""
 
 

@@ -186,6 +186,8 @@ class SymbolTable:
         self._later = later
         self._index: _CodeIndex | None = None
         self._looks = _FEW
+        self._covered: tuple[int, Symbol | None] | None = None
+        """The last address that ``covering`` found a function for, as a place is looked up several times."""
 
     @property
     def sources(self) -> Sequence[SymbolSource]:
@@ -248,10 +250,14 @@ class SymbolTable:
 
         A symbol without a size covers everything up to the next one, if no other symbol covers the address.
         """
+        if self._covered is not None and self._covered[0] == link_address:
+            return self._covered[1]
         area = self._code_range(link_address)
         if area is None:
             return None
-        return self._function_at(link_address) or self._code_index().covering(link_address, area)
+        found = self._function_at(link_address) or self._code_index().covering(link_address, area)
+        self._covered = link_address, found
+        return found
 
     def names_at(self, link_address: int) -> set[str]:
         """Return all names of the function that starts at ``link_address``."""

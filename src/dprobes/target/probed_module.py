@@ -22,7 +22,7 @@ from dprobes.target.module_lookup import find_module, is_library_for, searched_d
 from dprobes.target.module_symbols import SymbolTable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from dprobes.target.kernel.kernel_symbols import CarriedKernel
     from dprobes.target.module_symbols import Symbol, SymbolSource
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 __all__ = [
     "NOT_EXPECTED",
     "OWN_SYMBOLS",
-    "Extent",
     "FileSymbols",
     "FunctionCode",
+    "InstructionStarts",
     "Module",
     "SymbolProvider",
     "linked_files",
@@ -109,24 +109,42 @@ _CHOOSING = re.compile(r"_chk|_ifunc$|_resolver$")
 """Names of library functions that select an implementation (IFUNC), or check arguments before they call a function."""
 
 
-class Extent(NamedTuple):
-    """The file offsets of the start and the end of one instruction; ``is_invalid`` is true for other bytes."""
+class InstructionStarts(NamedTuple):
+    """
+    File offsets of consecutive instructions, and the ``end`` of the last one.
 
-    offset: int
+    ``invalid`` is the offset of the first bytes that are no instruction; None if there are none.
+    """
+
+    starts: list[int]
     end: int
-    is_invalid: bool = False
+    invalid: int | None = None
 
 
 class FunctionCode:
-    """The file offsets of a function's instructions, decoded on demand from its start."""
+    """
+    The file offsets of a function's instructions, decoded on demand from its ``start``.
 
-    def __init__(self, extents: Iterator[Extent]) -> None:
-        self._following = extents
+    ``decode`` returns the instructions that start from one offset to another (excluded); fewer at the end of the code.
+    """
+
+    def __init__(self, start: int, decode: Callable[[int, int], InstructionStarts]) -> None:
+        self._decode = decode
         self._starts: list[int] = []
-        self._end = 0
-        """The end of the last decoded instruction; 0 before the first one."""
+        self._end = start
+        """The end of the last decoded instruction."""
         self._valid_to = sys.maxsize
         """The offset of the first bytes that are no instruction."""
+
+    def _decode_to(self, offset: int) -> bool:
+        """Decode the instructions that start before ``offset``; return False if data lies between them."""
+        if self._end < offset:
+            found = self._decode(self._end, offset)
+            self._starts += found.starts
+            self._end = found.end
+            if found.invalid is not None:
+                self._valid_to = min(self._valid_to, found.invalid)
+        return self._valid_to >= offset
 
     def starts_before(self, offset: int) -> Sequence[int] | None:
         """
@@ -134,12 +152,20 @@ class FunctionCode:
 
         Return None if data lies between them: the decoding of what follows may be wrong.
         """
-        while self._end < offset and (extent := next(self._following, None)) is not None:
-            self._starts.append(extent.offset)
-            self._end = extent.end
-            if extent.is_invalid:
-                self._valid_to = min(self._valid_to, extent.offset)
-        return None if self._valid_to < offset else self._starts[: bisect_left(self._starts, offset)]
+        return self._starts[: bisect_left(self._starts, offset)] if self._decode_to(offset) else None
+
+    def last_before(self, offset: int) -> tuple[int, int] | None:
+        """
+        Return the start and the end of the last instruction that starts before ``offset``, or ``offset`` twice.
+
+        Return None as ``starts_before``.
+        """
+        if not self._decode_to(offset):
+            return None
+        following = bisect_left(self._starts, offset)
+        if not following:
+            return offset, offset
+        return self._starts[following - 1], self._starts[following] if following < len(self._starts) else self._end
 
     def end_of(self, start: int) -> int:
         """Return the end of the decoded instruction that starts at ``start``."""

@@ -21,12 +21,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.bpf.map_layouts import MapName
-from dprobes.engines.inline.handler_trampolines import Trampoline, make_displacing_trampoline, size_bound
+from dprobes.engines.inline.handler_templates import HandlerAssembler
+from dprobes.engines.inline.handler_trampolines import make_displacing_trampoline, size_bound
 from dprobes.engines.inline.handler_trials import obstacle_in_process
 from dprobes.engines.ptrace.site_patches import OF_64_BITS
 from dprobes.errors import DprobesError, TargetError
-from dprobes.native.generated_code import MapPlace, Part, ProcessFacts, Surroundings
-from dprobes.native.handler_trampoline import make_trampoline
+from dprobes.native.generated_code import MapPlace, ProcessFacts, Surroundings
 from dprobes.native.process_page import PROCESS_SIZE
 from dprobes.native.runtime_routines import make_runtime
 from dprobes.native.x86.x86_operations import X86Operations
@@ -38,10 +38,11 @@ from dprobes.platform.x86.patches.trampoline_space import AddressSpace
 from dprobes.target.process_maps import PAGE_SIZE, growth_of, run_time_address
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-    from dprobes.bpf.bpf_assembler import Assembled
     from dprobes.engines.inline.handler_hits import Borrowed, HandlerMaps
+    from dprobes.engines.inline.handler_pieces import NumberedCode, SiteHandler
+    from dprobes.engines.inline.handler_trampolines import PieceCode, Trampoline
     from dprobes.engines.inline.handler_trials import Trial
     from dprobes.engines.ptrace.client.site_answers import Answers
     from dprobes.engines.ptrace.tracer_messages import MemoryShared
@@ -58,7 +59,6 @@ __all__ = [
     "ModuleKey",
     "PlacedJump",
     "Postponed",
-    "SiteHandler",
     "tid_place_in",
     "tid_place_of",
 ]
@@ -78,13 +78,6 @@ _DISPLACED_MAX = 112 + len(OF_64_BITS)
 
 _LOOK_SIZE = 32
 """Size in bytes of the code before a trial that checks, for each of several handlers, whether it is enabled."""
-
-
-class SiteHandler(NamedTuple):
-    """Handler of an instruction, and the surroundings of its code; None: those of the writer's program."""
-
-    assembled: Assembled
-    around: Surroundings | None = None
 
 
 class PlacedJump(NamedTuple):
@@ -120,8 +113,11 @@ class CodeWriter:
         """The trials before handlers, by the addresses of the instructions."""
         self._handlers: dict[int, dict[int, Sequence[SiteHandler]]] = {}
         """The handlers of each jump: by the jump's address, and then by the addresses of the instructions."""
-        self._sizes: dict[tuple[tuple[int, ...], ...], int] = {}
-        """The approximate size in bytes of handlers, by their opcodes."""
+        self._sizes: dict[tuple[NumberedCode, ...], int] = {}
+        """The approximate size in bytes of handlers, by their code."""
+        self._obstacles: dict[NumberedCode, str | None] = {}
+        """The reasons why code cannot run in the process."""
+        self._assembler: HandlerAssembler | None = None
         self._has_switches = False
 
     def anew(self) -> CodeWriter:
@@ -173,9 +169,10 @@ class CodeWriter:
         refused = {site: trial for site, trial in trials.items() if isinstance(trial, str)}
         self._trials.update((site, trial) for site, trial in trials.items() if not isinstance(trial, str))
         for site, each in handlers.items():
-            problems = (obstacle_in_process(assembled, self._facts) for assembled, _ in each)
-            if (problem := next(filter(None, problems), None)) is not None:
-                refused[site] = problem
+            for handler in each:
+                if (problem := self._obstacle_to(handler.code)) is not None:
+                    refused[site] = problem
+                    break
         if (problem := self.prepare(min(handlers))) is not None:
             return [], dict.fromkeys(handlers, problem)
         groups = {site: group for group in bound for site in group}
@@ -198,6 +195,11 @@ class CodeWriter:
                 jumps[start] = jump
         self._keep_bound(jumps, refused, groups)
         return list(jumps.values()), refused
+
+    def _obstacle_to(self, code: NumberedCode) -> str | None:
+        if code not in self._obstacles:
+            self._obstacles[code] = obstacle_in_process(code.assembled, self._facts)
+        return self._obstacles[code]
 
     def _keep_bound(
         self, jumps: dict[int, PlacedJump], refused: dict[int, str], groups: Mapping[int, Collection[int]]
@@ -257,11 +259,11 @@ class CodeWriter:
         return placement
 
     def _jump(self, placement: Placement, handlers: Mapping[int, Sequence[SiteHandler]]) -> PlacedJump | None:
-        parts = {site: self._parts(each) for site, each in handlers.items()}
+        def piece(address: int, site: int, rest: Callable[[int], bytes]) -> PieceCode:
+            return self.assembler.piece_at(address, site, handlers[site], self._trials.get(site), rest)
+
         try:
-            trampoline = make_displacing_trampoline(
-                placement.plan, placement.trampoline, parts, self._trials, has_switches=self._has_switches
-            )
+            trampoline = make_displacing_trampoline(placement.plan, placement.trampoline, handlers, piece)
         except OverflowError:
             return None  # the target of a punned jump is too far from the routines
         if len(trampoline.code.code) > placement.room:
@@ -276,20 +278,21 @@ class CodeWriter:
         near = self._runtime.code.address
         total = _DISPLACED_MAX
         for site, each in handlers.items():
-            shape = tuple(tuple(insn.opcode for insn in assembled.code) for assembled, _ in each)
-            size = self._sizes.get(shape)
+            codes = tuple([handler.code for handler in each])
+            size = self._sizes.get(codes)
             if size is None:
-                made = make_trampoline(
-                    X86Operations(near), site, self._parts(each), lambda _: None, has_switches=self._has_switches
-                )
+                made = self.assembler.piece_at(near, site, each, None)
                 size = len(made.code) + _SLACK + (_LOOK_SIZE * len(each) if len(each) > 1 else 0)
-                self._sizes[shape] = size
+                self._sizes[codes] = size
             total += size + size_bound(self._trials.get(site))
         return total
 
-    def _parts(self, handlers: Sequence[SiteHandler]) -> list[Part]:
-        own = self.around
-        return [Part(assembled, own if around is None else around) for assembled, around in handlers]
+    @property
+    def assembler(self) -> HandlerAssembler:
+        """The assembler of handlers; the routines must be placed."""
+        if self._assembler is None:
+            self._assembler = HandlerAssembler(self.around, has_switches=self._has_switches)
+        return self._assembler
 
     @property
     def around(self) -> Surroundings:

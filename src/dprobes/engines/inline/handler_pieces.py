@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import enum
 from bisect import bisect_left, bisect_right
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.arch import architecture
@@ -28,7 +28,6 @@ from dprobes.bpf.map_layouts import CallTable
 from dprobes.engines.inline.handler_hits import STATE_MAX, HandlerMaps
 from dprobes.engines.inline.handler_trials import (
     Eligibility,
-    may_divert,
     obstacle_to_module,
     obstacle_to_program,
     trial_before,
@@ -50,6 +49,7 @@ if TYPE_CHECKING:
     from dprobes.bpf.lower.lowering_request import Lowered
     from dprobes.engines.inline.handler_trials import Trial
     from dprobes.engines.ptrace.client.site_answers import CompiledSite
+    from dprobes.native.generated_code import Surroundings
     from dprobes.resolve.local_module import ResolvedProgram
     from dprobes.resolve.probepoints import Probepoint
     from dprobes.rpn.instruction_encoding import CodeImage
@@ -65,6 +65,7 @@ __all__ = [
     "PieceWriter",
     "PlannedSite",
     "SiteGroup",
+    "SiteHandler",
     "call_table_of",
     "handler_codes",
     "joined",
@@ -77,17 +78,21 @@ _SAMPLES = 3
 _ELSEWHERE = 0x12345
 
 
-class NumberedCode(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class NumberedCode:
     """
     Code for the probepoint ``number``, and the immediates that depend linearly on the number: (index, factor) each.
 
-    A handler refers to its probepoint only by such immediates: offsets of its counters, and numbers in ring entries. A
-    comparison of the first compiled handlers finds them. If anything else differs, every handler is compiled.
+    Without such immediates, the code is that of one probepoint.
+
+    A handler refers to its probepoint only by numbers that grow with the probepoint's: addresses of its counters, and
+    numbers in entries of a ring. The first compiled handlers show which immediates these are. If anything else differs,
+    every handler is compiled.
     """
 
     assembled: Assembled
     number: int
-    places: tuple[tuple[int, int], ...]
+    places: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def learnt(cls, samples: Sequence[tuple[int, Assembled]]) -> NumberedCode | None:
@@ -106,12 +111,31 @@ class NumberedCode(NamedTuple):
         return found if all(found.of(number).code == each.code for number, each in rest) else None
 
     def of(self, number: int) -> Assembled:
-        """Return the code for another probepoint."""
+        """Return the code for a probepoint."""
+        if not self.places or number == self.number:
+            return self.assembled
         code: list[Insn] = list(self.assembled.code)
         for index, growth in self.places:
             insn = code[index]
             code[index] = insn._replace(imm=insn.imm + growth * (number - self.number))
         return self.assembled._replace(code=tuple(code))
+
+
+class SiteHandler(NamedTuple):
+    """
+    Handler of an instruction: its code and the number of its probepoint, and the surroundings of its code.
+
+    The surroundings are None for those of the writer's program.
+    """
+
+    code: NumberedCode
+    number: int
+    around: Surroundings | None = None
+
+    @property
+    def assembled(self) -> Assembled:
+        """The code, with the number of its probepoint."""
+        return self.code.of(self.number)
 
 
 class HandlerFamily:
@@ -123,15 +147,15 @@ class HandlerFamily:
         self._numbered: NumberedCode | None = None
         self._is_settled = False
 
-    def handler(self, number: int, start: int, compiled: Callable[[int, int], Assembled]) -> Assembled:
+    def handler(self, number: int, start: int, compiled: Callable[[int, int], Assembled]) -> NumberedCode:
         """
-        Return the code for a probepoint, whose handler starts at byte ``start`` of the encoded program.
+        Return code for a probepoint, whose handler starts at byte ``start`` of the encoded program.
 
         ``compiled`` compiles the handler at a start, its first argument, for an address that is higher by ``distance``
         bytes, its second argument.
         """
         if self._numbered is not None:
-            return self._numbered.of(number)
+            return self._numbered
         made = compiled(start, 0)
         if not self._is_settled:
             if all(number != known for known, _ in self._samples):
@@ -143,7 +167,21 @@ class HandlerFamily:
                 if made.code == compiled(start, _ELSEWHERE).code == compiled(self._starts[0], 0).code:
                     self._numbered = NumberedCode.learnt(self._samples)
                 self._samples = []
-        return made
+        return NumberedCode(made, number)
+
+
+class _Form(NamedTuple):
+    """
+    Place of a handler, and what its code depends on besides its content: items of ``Request``.
+
+    ``link`` is None for the address of the probepoint's instruction.
+    """
+
+    placement: Placement = Placement.BREAKPOINT
+    return_bytes: int = 0
+    link: int | None = None
+    entry: KeptEntry | None = None
+    diverts: bool = False
 
 
 _NAME = "x86_64"
@@ -183,10 +221,15 @@ class Piece(NamedTuple):
     probe: int
     address: int
     raw: bytes
-    assembled: Assembled
+    code: NumberedCode
     trial: Trial | None = None
     diverts: bool = False
     program: int = 0
+
+    @property
+    def assembled(self) -> Assembled:
+        """The code, with the numbers of its probepoint."""
+        return self.code.of(self.probe)
 
 
 def call_table_of(program: Program) -> CallTable | None:
@@ -226,7 +269,8 @@ class PieceWriter:
         """Return the pieces for a probepoint, or the reason why its handler cannot run in the process."""
         if self.obstacle is not None:
             return self.obstacle
-        if (problem := self._eligibility.obstacle_to(probe)) is not None:
+        content = None if site is None else self._content(site)[probe.number]
+        if (problem := self._eligibility.obstacle_to(probe, content)) is not None:
             return problem
         if site is None:
             return "its file cannot be analysed"
@@ -234,72 +278,78 @@ class PieceWriter:
             return problem
         if number >= PROBES_MAX:
             return "the program has too many probepoints"
-        request = replace(
-            self._request,
-            probe=number,
-            link=probe.instruction.address,
-            symbols=dict(site.resolved.symbols),
-            passcount=probe.definition.passcount,
-            maxhits=probe.definition.maxhits,
-        )
         try:
             if probe.at_return:
-                return tuple(self._of_return(number, probe, site, request))
-            diverts = may_divert(self._program, probe)
-            if diverts:
-                abilities = request.abilities._replace(overrides_returns=True)
-                request = replace(request, abilities=abilities, diverts=True)
-            handler = self._lowered(probe, site, request)
+                return tuple(self._of_return(number, probe, site))
+            diverts = self._eligibility.traits(probe, content).diverts
+            handler = self._lowered(number, probe, site, _Form(diverts=diverts))
         except NotSupportedError as error:
             return error.message
         instruction, trial = probe.instruction, trial_before(self._program, probe)
         assert not isinstance(trial, str), "the probepoint has an obstacle"
         return (Piece(Order.HANDLER, number, instruction.address, instruction.raw, handler, trial, diverts),)
 
-    def _of_return(self, number: int, probe: Probepoint, site: CompiledSite, request: Request) -> list[Piece]:
+    def is_ending(self, probe: Probepoint, site: CompiledSite | None) -> bool:
+        """Return True if the handler of a probepoint may decide that a hit is the last one."""
+        content = None if site is None else self._content(site)[probe.number]
+        return self._eligibility.traits(probe, content).is_ending
+
+    def _request_for(self, number: int, probe: Probepoint, site: CompiledSite, form: _Form) -> Request:
+        """Return the request to lower a handler for a probepoint."""
+        abilities = self._request.abilities
+        return replace(
+            self._request,
+            probe=number,
+            link=probe.instruction.address if form.link is None else form.link,
+            symbols=dict(site.resolved.symbols),
+            passcount=probe.definition.passcount,
+            maxhits=probe.definition.maxhits,
+            abilities=abilities._replace(overrides_returns=True) if form.diverts else abilities,
+            diverts=form.diverts,
+            placement=form.placement,
+            return_bytes=form.return_bytes,
+            entry=form.entry,
+        )
+
+    def _of_return(self, number: int, probe: Probepoint, site: CompiledSite) -> list[Piece]:
         entry, found = _kept(self._program, probe.definition), []
         if entry is not None:
-            keeping = entry_program(architecture(_NAME), replace(request, entry=entry), Host).assembled
-            instruction = probe.instruction
+            request = self._request_for(number, probe, site, _Form(entry=entry))
+            made = entry_program(architecture(_NAME), request, Host).assembled
+            keeping, instruction = NumberedCode(made, number), probe.instruction
             found.append(Piece(Order.ENTRY, number, instruction.address, instruction.raw, keeping))
-        known: dict[tuple[int, int], Assembled] = {}
+        known: dict[tuple[int, int], NumberedCode] = {}
         for leaving in probe.code.exits.exits:
             if leaving.kind is not ExitKind.RETURN:
                 continue
             raw = leaving.raw
             dropped = int.from_bytes(raw[-2:], "little") if raw[-3:-2] == bytes((_RET_NUMBER,)) else 0
-            key = dropped, leaving.address if request.symbols else 0
+            key = dropped, leaving.address if site.resolved.symbols else 0
             if key not in known:
-                known[key] = self._lowered(
-                    probe,
-                    site,
-                    replace(
-                        request,
-                        placement=Placement.RET_SITE,
-                        return_bytes=dropped,
-                        link=leaving.address,
-                        entry=entry,
-                    ),
-                )
+                form = _Form(Placement.RET_SITE, dropped, leaving.address, entry)
+                known[key] = self._lowered(number, probe, site, form)
             found.append(Piece(Order.RETURN, number, leaving.address, raw, known[key]))
         return found
 
-    def _lowered(self, probe: Probepoint, site: CompiledSite, request: Request) -> Assembled:
+    def _lowered(self, number: int, probe: Probepoint, site: CompiledSite, form: _Form) -> NumberedCode:
         """Return the code of a handler; handlers with the same content differ only in data of their probepoints."""
-        assert request.probe is not None
+        definition, point = probe.definition, site.point
         shape = (
             self._content(site)[probe.number],
-            site.point._replace(offset=0),
-            (request.placement, request.return_bytes, request.passcount, request.maxhits, request.diverts),
+            (point.minor, point.heap, point.exception_mask, point.arguments),
+            (form.placement, form.return_bytes, definition.passcount, definition.maxhits, form.diverts),
             id(site.resolved),
         )
-        family = self._families.setdefault(shape, HandlerFamily())
+        family = self._families.get(shape)
+        if family is None:
+            family = self._families[shape] = HandlerFamily()
 
         def compiled(start: int, distance: int) -> Assembled:
-            point = site.point._replace(offset=site.point.offset + distance)
-            return self._compiled(site, start, point, replace(request, link=request.link + distance))
+            request = self._request_for(number, probe, site, form)
+            moved = point._replace(offset=point.offset + distance)
+            return self._compiled(site, start, moved, replace(request, link=request.link + distance))
 
-        return family.handler(request.probe, site.resolved.image.handlers[probe.number], compiled)
+        return family.handler(number, site.resolved.image.handlers[probe.number], compiled)
 
     def _content(self, site: CompiledSite) -> list[HandlerCode]:
         """Return the content of each handler of a program, in the order of the definitions."""
@@ -407,8 +457,10 @@ def site_groups(pieces: Iterable[Piece]) -> Iterator[SiteGroup]:
         if piece.order is Order.ENTRY:
             binding.add(piece.probe)
     left = dict.fromkeys(sorted(sites, reverse=True))
-    while left:
-        waiting, members, is_bound = [next(iter(left))], [], False
+    for first in tuple(left):
+        if first not in left:
+            continue
+        waiting, members, is_bound = [first], [], False
         while waiting:
             address = waiting.pop()
             if address not in left:
@@ -419,7 +471,7 @@ def site_groups(pieces: Iterable[Piece]) -> Iterator[SiteGroup]:
                 is_bound = True
                 waiting += of_probe[probe]
         members.sort(reverse=True)
-        yield SiteGroup({address: sorted(sites[address], key=_rank) for address in members}, is_bound)
+        yield SiteGroup({address: _in_order(sites[address]) for address in members}, is_bound)
 
 
 def planned_sites(groups: Iterable[SiteGroup], program: int, bias: int) -> dict[int, PlannedSite]:
@@ -429,7 +481,7 @@ def planned_sites(groups: Iterable[SiteGroup], program: int, bias: int) -> dict[
         names = ((program, min(group.sites)),) if group.is_bound else ()
         bound = frozenset(address + bias for address in group.sites) if group.is_bound else frozenset[int]()
         for address, pieces in group.sites.items():
-            mine = tuple(piece._replace(program=program) for piece in pieces)
+            mine = tuple([piece._replace(program=program) for piece in pieces])
             planned[address + bias] = PlannedSite(mine, names, bound)
     return planned
 
@@ -439,6 +491,10 @@ def joined(sites: Sequence[PlannedSite]) -> PlannedSite:
     pieces = sorted((piece for site in sites for piece in site.pieces), key=lambda piece: piece.order)
     groups = tuple(dict.fromkeys(group for site in sites for group in site.groups))
     return PlannedSite(tuple(pieces), groups, frozenset[int]().union(*(site.bound for site in sites)))
+
+
+def _in_order(pieces: list[Piece]) -> list[Piece]:
+    return sorted(pieces, key=_rank) if len(pieces) > 1 else pieces
 
 
 def _rank(piece: Piece) -> tuple[int, int]:

@@ -19,34 +19,43 @@ pointer, which are in the frame. In the check of the stack, only the stack point
 from __future__ import annotations
 
 from itertools import pairwise
-from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.bpf.map_layouts import SKIPPED
 from dprobes.engines.hits.probe_hits import HANDING_OVER
 from dprobes.engines.inline.handler_trials import Trial
 from dprobes.engines.ptrace.site_patches import OF_64_BITS, NativeStop
+from dprobes.native.code_template import Field
 from dprobes.native.generated_code import NativeCode
-from dprobes.native.handler_trampoline import make_trampoline
-from dprobes.native.x86.x86_assembler import Condition, Gpr, Memory, Operation, Shift
-from dprobes.native.x86.x86_operations import FRAME_SIZE, SPARE_WORD, X86Operations, saved_at
+from dprobes.native.x86.x86_assembler import Condition, Gpr, Memory, Operation, Shift, dword_range
+from dprobes.native.x86.x86_operations import FRAME_SIZE, SPARE_WORD, saved_at
 from dprobes.platform.x86.patches.displaced_code import displaced
 from dprobes.target.process_maps import PAGE_SIZE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from iced_x86 import Instruction, MemoryOperand
 
     from dprobes.engines.inline.handler_trials import Access
-    from dprobes.native.generated_code import CodeSwitch, Fixup, Part
+    from dprobes.native.generated_code import CodeSwitch
     from dprobes.native.virtual_assembler import Label
     from dprobes.native.x86.x86_assembler import X86Assembler
     from dprobes.platform.x86.instruction_relocation import CodeCopy
     from dprobes.platform.x86.patches.displaced_code import DisplacedCode
     from dprobes.platform.x86.patches.patch_plans import Plan
 
-__all__ = ["Trampoline", "TrialCode", "make_displacing_trampoline", "size_bound"]
+__all__ = [
+    "FIRST_ACCESS",
+    "NUMBER",
+    "SITE",
+    "PieceCode",
+    "Trampoline",
+    "TrialCode",
+    "make_displacing_trampoline",
+    "refers_to_itself",
+    "size_bound",
+]
 
 _STACK_SIZE, _MASKS_SIZE, _DIVISION_SIZE, _TARGET_SIZE = 16, 40, 32, 56
 _ENDINGS_SIZE = 512
@@ -64,6 +73,18 @@ _NO_ADDRESS_BITS = 16
 """Number of upper bits of a canonical address that repeat bit 47 (Intel SDM volume 1, 3.3.7)."""
 _LOADS = (1, 2, 4, 8)
 _BYTE_MAX = 0x80
+_DWORD_RANGE = -(1 << 31), (1 << 31) - 1
+
+
+NUMBER, SITE, FIRST_ACCESS = 0, 1, 2
+"""Variables of templates: number of the probepoint, address of the instruction, displacements of its accesses."""
+
+
+def refers_to_itself(raw: bytes) -> bool:
+    """Return True if an instruction has an operand relative to its address."""
+    from iced_x86 import Decoder
+
+    return Decoder(64, raw).decode().is_ip_rel_memory_operand
 
 
 class TrialCode:
@@ -78,6 +99,8 @@ class TrialCode:
         self._site = site
         self.stops: list[NativeStop] = []
         self._keeps_flags = False
+        self._variable = FIRST_ACCESS
+        """The variable for the displacement of the present access."""
 
     @property
     def changed(self) -> frozenset[Gpr]:
@@ -130,7 +153,8 @@ class TrialCode:
         self._keeps_flags = keeps_flags
         if self._trial.needs_masks:
             self._look_at_masks(asm)
-        for access in self._trial.accesses:
+        for variable, access in enumerate(self._trial.accesses, FIRST_ACCESS):
+            self._variable = variable
             if access.alignment > 1:
                 self._look_at_alignment(asm, access)
             if access.touched and access.stores:
@@ -165,7 +189,7 @@ class TrialCode:
 
         fine = asm.label()
         self._prepare(asm, access)
-        self._put(asm, Instruction.create_reg_mem(Code.LEA_R64_M, Register.RAX, _operand(access)))
+        self._put_access(asm, Instruction.create_reg_mem(Code.LEA_R64_M, Register.RAX, _operand(access)), access)
         asm.test(Gpr.RAX, access.alignment - 1, wide=False)
         asm.jump_if(Condition.E, fine)
         self._trap(asm)
@@ -181,7 +205,8 @@ class TrialCode:
         for at in dict.fromkeys((0, last)):
             self._prepare(asm, access)
             self._note(asm.here)
-            self._put(asm, Instruction.create_reg_mem(codes[size], register, _operand(access, at)))
+            made = Instruction.create_reg_mem(codes[size], register, _operand(access, at))
+            self._put_access(asm, made, access, at)
 
     def _store(self, asm: X86Assembler, access: Access) -> None:
         from iced_x86 import Code, Instruction, Register
@@ -191,7 +216,7 @@ class TrialCode:
             made = Instruction.create_mem_reg(Code.CMPXCHG_RM8_R8, _operand(access, at), Register.AL)
             made.has_lock_prefix = True
             self._note(asm.here)
-            self._put(asm, made)
+            self._put_access(asm, made, access, at)
 
         exchange(0)
         if access.alignment >= access.size:
@@ -201,7 +226,7 @@ class TrialCode:
             return
         done = asm.label()
         self._prepare(asm, access)
-        self._put(asm, Instruction.create_reg_mem(Code.LEA_R64_M, Register.RAX, _operand(access)))
+        self._put_access(asm, Instruction.create_reg_mem(Code.LEA_R64_M, Register.RAX, _operand(access)), access)
         asm.calculate(Operation.AND, Gpr.RAX, PAGE_SIZE - 1, wide=False)
         asm.compare(Gpr.RAX, PAGE_SIZE - access.size, wide=False)
         asm.jump_if(Condition.BE, done)
@@ -264,6 +289,25 @@ class TrialCode:
         encoder.encode(instruction, asm.here)
         asm.raw(encoder.take_buffer())
 
+    def _put_access(self, asm: X86Assembler, instruction: Instruction, access: Access, at: int = 0) -> None:
+        """Write an instruction whose operand is a byte of an access, with the field of its displacement."""
+        from iced_x86 import Encoder, Register
+
+        encoder = Encoder(64)
+        encoder.encode(instruction, asm.here)
+        offsets, base = encoder.get_constant_offsets(), _frame_distance(access) + at
+        number = access.displacement + base
+        size = offsets.displacement_size
+        if not size:
+            limits = number, number
+        elif size == 1:
+            limits = -_BYTE_MAX, _BYTE_MAX - 1
+        else:
+            limits = _DWORD_RANGE if access.base == Register.NONE else dword_range(number)
+        place = len(asm) + offsets.displacement_offset
+        asm.fields.append(Field(place, size, self._variable, base, 1, *limits))
+        asm.raw(encoder.take_buffer())
+
 
 def size_bound(trial: Trial | None) -> int:
     """Return the maximum size in bytes of the code of a trial; with None, of the check of the stack."""
@@ -275,11 +319,18 @@ def size_bound(trial: Trial | None) -> int:
     return size + _TARGET_SIZE * trial.has_target + (0 if trial.ends is None else _ENDINGS_SIZE)
 
 
+def _frame_distance(access: Access) -> int:
+    """Return the size of the frame if an access is relative to the stack pointer, else 0."""
+    from iced_x86 import Register
+
+    return FRAME_SIZE if access.base == Register.RSP else 0
+
+
 def _operand(access: Access, at: int = 0) -> MemoryOperand:
     """Return the operand for byte ``at`` of an access, adjusted for the frame if relative to the stack pointer."""
     from iced_x86 import MemoryOperand, Register
 
-    displacement = access.displacement + at + (FRAME_SIZE if access.base == Register.RSP else 0)
+    displacement = access.displacement + at + _frame_distance(access)
     is_short = access.base != Register.NONE and -_BYTE_MAX <= displacement < _BYTE_MAX
     size = 1 if is_short else 8
     return MemoryOperand(access.base, access.index_register, access.scale, displacement, size, False, access.segment)  # type: ignore[arg-type]
@@ -295,7 +346,6 @@ def _operand(access: Access, at: int = 0) -> MemoryOperand:
 # before it. A thread that is stopped at a displaced instruction continues at that instruction's handler.
 
 
-_NONE: Mapping[int, Trial] = MappingProxyType({})
 _END_OF_32_BITS = 1 << 32
 
 
@@ -315,76 +365,69 @@ class Trampoline(NamedTuple):
     switches: tuple[tuple[int, CodeSwitch], ...] = ()
 
 
+class PieceCode(NamedTuple):
+    """Code of a handler and the instructions after it, with its stops and switches."""
+
+    code: bytes
+    stops: list[NativeStop]
+    switches: Sequence[CodeSwitch]
+
+
 def make_displacing_trampoline(
     plan: Plan,
     address: int,
-    handlers: Mapping[int, Sequence[Part]],
-    trials: Mapping[int, Trial] = _NONE,
-    *,
-    has_switches: bool = False,
+    sites: Collection[int],
+    piece: Callable[[int, int, Callable[[int], bytes]], PieceCode],
 ) -> Trampoline:
     """
-    Return the trampoline at ``address`` for the jump of a plan, with the ``handlers`` of probed instructions.
+    Return the trampoline at ``address`` for the jump of a plan, with handlers of the instructions at ``sites``.
 
-    ``trials`` precede the handlers of some instructions. With ``has_switches``, single handlers can be switched off.
+    ``piece`` takes the address of a handler, its site, and a function that returns the code after it for an address.
     """
     # The displaced code of a site with an ``endbr64`` begins after the ``endbr64``.
-    probed = {max(site, plan.start): (site, each) for site, each in handlers.items()}
+    probed = {max(site, plan.start): site for site in sites}
     end = plan.start + len(plan.raw)
-    code = OF_64_BITS if plan.start < _END_OF_32_BITS else b""
+    code = bytearray(OF_64_BITS if plan.start < _END_OF_32_BITS else b"")
     copies: list[CodeCopy] = []
     moves: dict[int, int] = {}
-    fixups: list[Fixup] = []
     stops: list[NativeStop] = []
     switches: list[tuple[int, CodeSwitch]] = []
+    boundaries = plan.boundaries
     for first, last in pairwise(sorted({plan.start, *probed, end})):
-        raw = plan.raw[first - plan.start : last - plan.start]
+        made = _Rest(plan.raw[first - plan.start : last - plan.start], first, goes_back=last == end)
         entry = address + len(code)
-        before = probed.get(first)
-        trial = None if before is None else TrialCode(trials.get(before[0]), before[0])
-        piece, copy = _piece(entry, first, raw, before, trial, goes_back=last == end, has_switches=has_switches)
-        code += piece.code
-        fixups += piece.fixups
-        stops += [] if trial is None else trial.stops
-        switches += [] if before is None else [(before[0], switch) for switch in piece.switches]
-        copies += copy.boundaries
-        for original in plan.boundaries:
-            if first <= original < last and (where := copy.copy_of(original)) is not None:
+        site = probed.get(first)
+        if site is None:
+            code += made.copy_at(entry)
+        else:
+            written = piece(entry, site, made.copy_at)
+            code += written.code
+            stops += written.stops
+            switches += [(site, switch) for switch in written.switches]
+        copies += made.copy.boundaries
+        for original in boundaries:
+            if first <= original < last and (where := made.copy.copy_of(original)) is not None:
                 moves[original] = where
-        if first in probed:
+        if site is not None:
             moves[first] = entry
-    if plan.start in handlers or not any(site < plan.start for site in handlers):
+    if plan.start in probed.values() or not any(site < plan.start for site in sites):
         moves.pop(plan.start, None)  # the jump itself is there
     else:
         moves[plan.start] = next(copy.copy for copy in copies if copy.exact)  # the probe was hit before the ``endbr64``
-    made = NativeCode(address, code, tuple(fixups))
-    return Trampoline(made, tuple(sorted(moves.items())), tuple(copies), tuple(stops), tuple(switches))
+    made_code = NativeCode(address, bytes(code))
+    return Trampoline(made_code, tuple(sorted(moves.items())), tuple(copies), tuple(stops), tuple(switches))
 
 
-def _piece(
-    address: int,
-    first: int,
-    raw: bytes,
-    probed: tuple[int, Sequence[Part]] | None,
-    trial: TrialCode | None,
-    *,
-    goes_back: bool,
-    has_switches: bool,
-) -> tuple[NativeCode, DisplacedCode]:
-    """Return the code of an instruction's handler, if any, and of the copies of it and the unprobed ones after it."""
-    made: list[DisplacedCode] = []
+class _Rest:
+    """Displaced instructions after a handler: their ``copy`` at the address that was asked for last."""
 
-    def copy_at(place: int) -> bytes:
-        copy = displaced(raw, first, place, goes_back=goes_back)
+    def __init__(self, raw: bytes, original: int, *, goes_back: bool) -> None:
+        self._raw, self._original, self._goes_back = raw, original, goes_back
+        self.copy: DisplacedCode
+
+    def copy_at(self, address: int) -> bytes:
+        """Return the copy at an address."""
+        copy = displaced(self._raw, self._original, address, goes_back=self._goes_back)
         assert copy is not None, "the trampoline is near the instruction"
-        made[:] = [copy]
+        self.copy = copy
         return copy.code
-
-    def write_rest(asm: X86Assembler) -> None:
-        asm.raw(copy_at(asm.here))
-
-    if probed is None:
-        code = NativeCode(address, copy_at(address))
-    else:
-        code = make_trampoline(X86Operations(address), *probed, write_rest, trial, has_switches=has_switches)
-    return code, made[0]

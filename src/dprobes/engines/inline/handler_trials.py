@@ -43,10 +43,10 @@ if TYPE_CHECKING:
 __all__ = [
     "Access",
     "Eligibility",
+    "HandlerTraits",
     "Trial",
     "always_completes",
     "asks_for_thread",
-    "may_divert",
     "note_of",
     "obstacle_in_process",
     "obstacle_to_module",
@@ -68,15 +68,14 @@ _PLAIN = (
 
 def always_completes(raw: bytes) -> bool:
     """Return True if a 64-bit instruction needs no memory but the stack and fixed places of its own module."""
-    from iced_x86 import Decoder, FlowControl, InstructionInfoFactory, Mnemonic, OpKind, Register, RegisterExt
+    from iced_x86 import Decoder, FlowControl, InstructionInfoFactory, OpKind, Register, RegisterExt
 
     copy = copy_of(raw, 8)
     if copy is not None and copy.cannot_fault:
         return True
     instruction = Decoder(64, raw).decode()
     is_branch = instruction.flow_control in (FlowControl.CONDITIONAL_BRANCH, FlowControl.UNCONDITIONAL_BRANCH)
-    names = {getattr(Mnemonic, name.upper()) for name in _PLAIN}
-    if (not is_branch and instruction.mnemonic not in names) or instruction.is_privileged:
+    if (not is_branch and instruction.mnemonic not in _plain_mnemonics()) or instruction.is_privileged:
         return False
     registers = (n for n in range(instruction.op_count) if instruction.op_kind(n) == OpKind.REGISTER)
     if any(RegisterExt.is_segment_register(instruction.op_register(n)) for n in registers):
@@ -87,6 +86,13 @@ def always_completes(raw: bytes) -> bool:
         if int(memory.base) not in (Register.RSP, own) or not is_plain:
             return False
     return True
+
+
+@cache
+def _plain_mnemonics() -> frozenset[int]:
+    from iced_x86 import Mnemonic
+
+    return frozenset(getattr(Mnemonic, name.upper()) for name in _PLAIN)
 
 
 _GENERAL = (
@@ -166,7 +172,7 @@ class Trial(NamedTuple):
         return bool(self.accesses or self.is_executed or self.needs_masks or self.has_target)
 
 
-@lru_cache(4096)
+@lru_cache(1 << 14)
 def trial_of(raw: bytes) -> Trial | str | None:
     """Return the trial of a 64-bit instruction; None if it needs none, or the reason if there can be none."""
     from iced_x86 import Decoder, FlowControl, InstructionInfoFactory
@@ -190,6 +196,21 @@ def trial_of(raw: bytes) -> Trial | str | None:
     if not (accesses or is_executed or needs_masks or has_target):
         return None
     return Trial(raw, () if is_executed else tuple(accesses), is_executed, needs_masks, has_target)
+
+
+@cache
+def _features(code: int) -> tuple[str, ...]:
+    """Return iced's names of the processor features that instructions with iced's code ``code`` need."""
+    from iced_x86 import CpuidFeature, Instruction
+
+    instruction, names = Instruction(), _names(CpuidFeature)
+    instruction.code = code  # type: ignore[assignment]
+    return tuple(names[feature].upper() for feature in instruction.cpuid_features())
+
+
+@cache
+def _is_vector(code: int) -> bool:
+    return not _VECTOR.keys().isdisjoint(_features(code))
 
 
 def _name(instruction: Instruction) -> str:
@@ -219,7 +240,7 @@ _ABSENT = "this processor does not have it"
 
 def _obstacle(instruction: Instruction) -> str | None:
     """Return the reason against a trial that is independent of the instruction's memory; None if there is none."""
-    from iced_x86 import CpuidFeature, OpKind, RegisterExt
+    from iced_x86 import OpKind, RegisterExt
 
     if instruction.is_invalid:
         return "it is not a valid instruction"
@@ -231,8 +252,7 @@ def _obstacle(instruction: Instruction) -> str | None:
     registers = [n for n in range(instruction.op_count) if instruction.op_kind(n) == OpKind.REGISTER]
     if name in _BIT_STRINGS and instruction.op_kind(0) != OpKind.REGISTER and 1 in registers:
         return "its address depends on the number of a bit"
-    known = _names(CpuidFeature)
-    features = [known[feature].upper() for feature in instruction.cpuid_features()]
+    features = _features(instruction.code)
     if any(feature.startswith(("FPU", "MMX")) for feature in features) or any(
         RegisterExt.is_mm(instruction.op_register(n)) for n in registers
     ):
@@ -293,28 +313,25 @@ def _access(memory: UsedMemory, instruction: Instruction, name: str) -> Access |
 
 def _is_aligned(instruction: Instruction, name: str, size: int) -> bool:
     """Return True if an instruction faults unless its memory begins at a multiple of its size."""
-    from iced_x86 import CpuidFeature, EncodingKind
+    from iced_x86 import EncodingKind
 
     if name in _ALIGNED:
         return True
-    known = _names(CpuidFeature)
-    is_vector = any(known[feature].upper() in _VECTOR for feature in instruction.cpuid_features())
-    return is_vector and instruction.encoding == EncodingKind.LEGACY and size >= _WIDE and name not in _UNALIGNED
+    is_legacy = instruction.encoding == EncodingKind.LEGACY
+    return _is_vector(instruction.code) and is_legacy and size >= _WIDE and name not in _UNALIGNED
 
 
 def _computes(instruction: Instruction, name: str) -> bool:
     """Return True if an instruction may raise a floating-point exception."""
-    from iced_x86 import CpuidFeature
-
-    known = _names(CpuidFeature)
-    is_vector = any(known[feature].upper() in _VECTOR for feature in instruction.cpuid_features())
     computes = name.endswith(_COMPUTING_ENDS) or name.startswith(_COMPUTING_STARTS)
-    return is_vector and computes and not name.startswith(_PLAIN_MOVES)
+    return _is_vector(instruction.code) and computes and not name.startswith(_PLAIN_MOVES)
 
 
 _PROCESSOR = "x86_64"
 
 _DIVERTING = ("exit <code>", "skip")
+_ENDING = ("remove", "exit <code>")
+"""Instructions after which a probepoint has no more hits."""
 _NAMING = ("push uid", "push comm", "match comm, <text>", "match commn, <text>")
 
 
@@ -334,18 +351,37 @@ def obstacle_to_module(architecture: Architecture) -> str | None:
     return None
 
 
+class HandlerTraits(NamedTuple):
+    """
+    Properties of a handler that decide whether and how it runs in the process.
+
+    It ``writes`` if it changes registers or memory of the program, and ``diverts`` if it may end so that the probed
+    instruction is not executed. With ``is_ending``, its probepoint may have no more hits afterwards.
+    """
+
+    obstacle: str | None
+    writes: bool
+    diverts: bool
+    is_ending: bool
+
+
 class Eligibility:
     """Check of a program's probepoints for reasons against handlers in the process."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
+        self._traits: dict[tuple[object, bool], HandlerTraits] = {}
 
-    def obstacle_to(self, probe: Probepoint) -> str | None:
-        """Return the reason why the handler of a probepoint cannot run in the process; None if there is none."""
+    def obstacle_to(self, probe: Probepoint, content: object = None) -> str | None:
+        """
+        Return the reason why the handler of a probepoint cannot run in the process; None if there is none.
+
+        Handlers with the same ``content`` do the same; None is unknown content.
+        """
         program = self._program
         if not probe.is_in_code or probe.state is not ProbeState.COMPILED:
             return "it is not on an instruction"
-        executed = list(executed_instructions(program, probe.definition))
+        traits = self.traits(probe, content)
         if probe.at_return:
             has_returns = any(leaving.kind is ExitKind.RETURN for leaving in probe.code.exits.exits)
             if not has_returns and not entry_instructions(program, probe.definition):
@@ -353,13 +389,34 @@ class Eligibility:
         elif (found := trial_before(program, probe)) is not None:
             if isinstance(found, str):
                 return found
-            if any(instruction.row.writes and instruction.row.syntax != "skip" for instruction in executed):
+            if traits.writes:
                 return "its instruction may fault, which may depend on what its handler changes"
+        return traits.obstacle
+
+    def traits(self, probe: Probepoint, content: object = None) -> HandlerTraits:
+        """Return the properties of a probepoint's handler; those of known ``content`` are found once."""
+        key = content, probe.at_return
+        if content is None:
+            return self._traits_of(probe)
+        if (found := self._traits.get(key)) is None:
+            found = self._traits[key] = self._traits_of(probe)
+        return found
+
+    def _traits_of(self, probe: Probepoint) -> HandlerTraits:
+        executed = list(executed_instructions(self._program, probe.definition))
+        return HandlerTraits(
+            self._obstacle_to_handler(probe, executed),
+            any(instruction.row.writes and instruction.row.syntax != "skip" for instruction in executed),
+            any(instruction.row.syntax in _DIVERTING for instruction in executed),
+            any(instruction.row.syntax in _ENDING for instruction in executed),
+        )
+
+    def _obstacle_to_handler(self, probe: Probepoint, executed: Sequence[ProgramInstruction]) -> str | None:
         for instruction in executed:
             if instruction.row.syntax in _DIVERTING and probe.at_return:
                 operand = "" if instruction.row.operand_kind is None else f" {instruction.operand}"
                 return f"its handler ends with '{instruction.row.operator}{operand}'"
-            if instruction.row.syntax in _NAMING or _has_names(instruction, program):
+            if instruction.row.syntax in _NAMING or _has_names(instruction, self._program):
                 return "its handler reads the process name or the user id, which only the kernel knows"
         return self._obstacle_to_stacks(executed)
 
@@ -399,11 +456,6 @@ def trial_before(program: Program, probe: Probepoint) -> Trial | str | None:
     if probe.at_return or program.keeps_log_on_fault(probe.definition):
         return None
     return trial_of(probe.instruction.raw)
-
-
-def may_divert(program: Program, probe: Probepoint) -> bool:
-    """Return True if a handler may end with ``skip`` or ``exit``, after which the instruction is not executed."""
-    return any(each.row.syntax in _DIVERTING for each in executed_instructions(program, probe.definition))
 
 
 def obstacle_in_process(assembled: Assembled, facts: ProcessFacts) -> str | None:

@@ -28,7 +28,7 @@ from dprobes.engines.inline.shared_state import PROBES_MAX, SharedState
 from dprobes.engines.ptrace.ptrace_engine import PtraceEngine, PtraceSession
 from dprobes.engines.ptrace.tracer_messages import PatchSites, ReleaseMemory, ShareMemory
 from dprobes.errors import DprobesError
-from dprobes.rpn.program_needs import executed_instructions, takes_user_stacks
+from dprobes.rpn.program_needs import takes_user_stacks
 from dprobes.target.process_images import ProcessImages
 from dprobes.target.process_maps import mappings_of
 
@@ -52,9 +52,6 @@ if TYPE_CHECKING:
     from dprobes.target.process_maps import Mapping
 
 __all__ = ["InlineEngine", "InlineHandlers"]
-
-_ENDING = ("remove", "exit <code>")
-"""Instructions after which a probepoint has no more hits."""
 
 
 class InlineHandlers:
@@ -226,8 +223,7 @@ class InlineHandlers:
                 reader = RingReader(self._items, maps.rings.size, PROBES_MAX, stacks)
                 self._hits = HandlerHits(maps, reader, self.state)
             if not isinstance(found, str) and self._hits is not None:
-                executed = executed_instructions(self._program, definition)
-                if definition.maxhits or any(each.row.syntax in _ENDING for each in executed):
+                if definition.maxhits or self._writer.is_ending(answers.probes[probe], answers.compiled.get(probe)):
                     self._ending.add(probe)
                 self._probe_count = max(self._probe_count, probe + 1)
                 self._hits.limit(self._probe_count, self._ending)
@@ -267,7 +263,7 @@ class InlineHandlers:
 
     def _asks_for_thread(self, probe: int) -> bool:
         pieces = self._pieces[probe]
-        return not isinstance(pieces, str) and any(asks_for_thread(piece.assembled) for piece in pieces)
+        return not isinstance(pieces, str) and any(asks_for_thread(piece.code.assembled) for piece in pieces)
 
     def _plan_module(
         self,
@@ -317,7 +313,6 @@ class InlineHandlers:
                 self.refused |= dict.fromkeys(mine.planned[address].probes_of(mine.program), reason)
         for jump in made.jumps:
             request.code.append((jump.trampoline.code.address, jump.trampoline.code.code))
-            request.fixups += jump.trampoline.code.fixups
         request.patches += made.patches
 
     def _plans_beside(self, pid: int, file: tuple[int, int], bias: int) -> list[ModulePlan]:

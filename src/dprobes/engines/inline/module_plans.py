@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.bpf.bpf_instructions import Class, Helper, Jump
-from dprobes.engines.inline.handler_code import SiteHandler
-from dprobes.engines.inline.handler_pieces import joined
+from dprobes.engines.inline.handler_pieces import SiteHandler, joined
 from dprobes.engines.inline.handler_trials import Trial
 from dprobes.engines.ptrace.site_patches import PatchSwitch, SitePatch
 from dprobes.native.handler_analysis import footprint
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from dprobes.bpf.bpf_assembler import Assembled
     from dprobes.engines.inline.handler_code import CodeWriter, PlacedJump
     from dprobes.engines.inline.handler_pieces import PlannedSite
+    from dprobes.engines.ptrace.site_patches import NativeStop
     from dprobes.native.generated_code import CodeSwitch
     from dprobes.native.handler_analysis import Footprint
     from dprobes.platform.x86.patches.branch_targets import CodeBytes, ModuleCode
@@ -72,7 +72,7 @@ def site_patch(jump: PlacedJump, planned: Mapping[int, PlannedSite], module: Mod
         jump.trampoline.code.end,
         plan.method.term,
         tuple(dict.fromkeys(group for site in jump.sites for group in planned[site].groups)),
-        tuple(stop._replace(program=_ending(planned[stop.site])) for stop in jump.trampoline.stops),
+        _stops_of(jump.trampoline.stops, planned),
         program,
         tuple(_switch(switch, site, planned[site]) for site, switch in jump.trampoline.switches),
         jump.trampoline.code.address,
@@ -80,9 +80,11 @@ def site_patch(jump: PlacedJump, planned: Mapping[int, PlannedSite], module: Mod
     )
 
 
-def _ending(planned: PlannedSite) -> int:
-    """Return the program whose handler may divert; it is the only one there."""
-    return planned.pieces[0].program
+def _stops_of(stops: Sequence[NativeStop], planned: Mapping[int, PlannedSite]) -> tuple[NativeStop, ...]:
+    """Return stops with the program whose handler may divert; it is the only one at its site."""
+    if not any(stop.exit_code for stop in stops):
+        return tuple(stops)
+    return tuple([stop._replace(program=planned[stop.site].pieces[0].program) for stop in stops])
 
 
 def _switch(switch: CodeSwitch, site: int, planned: PlannedSite) -> PatchSwitch:
@@ -215,20 +217,21 @@ def sites_together(wanted: Iterable[int], plans: Sequence[ModulePlan]) -> frozen
             owners.setdefault(address, set()).add(plan.program)
             bound.setdefault(address, set()).update(site.bound)
     order = sorted(owners)
-    left, together = dict.fromkeys(wanted), set[int]()
-    while left:
-        members, waiting = set[int](), [next(iter(left))]
+    seen, together = set[int](), set[int]()
+    for first in wanted:
+        if first in seen:
+            continue
+        members, waiting = set[int](), [first]
         while waiting:
             address = waiting.pop()
             if address in members:
                 continue
             members.add(address)
-            first, last = bisect_left(order, address - NEAR), bisect_right(order, address + NEAR)
-            waiting += order[first:last]
+            waiting += order[bisect_left(order, address - NEAR) : bisect_right(order, address + NEAR)]
             waiting += bound[address]
         if len({program for address in members for program in owners[address]}) > 1:
             together |= members
-        left = {address: None for address in left if address not in members}
+        seen |= members
     return frozenset(together)
 
 
@@ -241,7 +244,7 @@ def plan_alone(
 ) -> PlannedJumps:
     """Plan jumps of one program; ``others`` are instructions with breakpoints, which no jump should displace."""
     sites = {address: plan.planned[address] for address in addresses}
-    handlers = {a: [SiteHandler(piece.assembled) for piece in site.pieces] for a, site in sites.items()}
+    handlers = {a: [SiteHandler(piece.code, piece.probe) for piece in site.pieces] for a, site in sites.items()}
     return _planned(plan, plan.writer, plan.planned, handlers, others, process_trials(sites, pid, mappings))
 
 
@@ -261,7 +264,7 @@ def plan_together(
         for address in addresses
     }
     handlers = {
-        address: [SiteHandler(piece.assembled, around[piece.program]) for piece in site.pieces]
+        address: [SiteHandler(piece.code, piece.probe, around[piece.program]) for piece in site.pieces]
         for address, site in sites.items()
     }
     return _planned(mine, mine.writer.anew(), sites, handlers, others, process_trials(sites, pid, mappings))

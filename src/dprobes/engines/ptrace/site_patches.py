@@ -15,13 +15,14 @@ import contextlib
 import os
 from bisect import bisect_right, insort
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dprobes.platform.x86.instruction_relocation import CodeCopy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
     from dprobes.bpf.map_layouts import CallTable
-    from dprobes.platform.x86.instruction_relocation import CodeCopy
 
 __all__ = [
     "OF_64_BITS",
@@ -120,6 +121,14 @@ class SitePatch:
     begin: int = 0
     traps: bool = True
 
+    def __reduce__(self) -> tuple[Callable[..., SitePatch], tuple[object, ...]]:
+        """Pickle as plain tuples, several times faster than as objects: a message contains thousands."""
+        copies, stops = tuple(map(tuple, self.copies)), tuple(map(tuple, self.stops))
+        return _unpickled, (
+            copies, stops, self.sites, self.start, self.code, self.relied_on, self.writes, self.originals, self.moves,
+            self.end, self.method, self.groups, self.owner, self.switches, self.begin, self.traps,
+        )  # fmt: skip
+
     @property
     def back(self) -> int:
         """Address after the original instructions, to which the displaced code jumps."""
@@ -204,6 +213,16 @@ class SitePatch:
     def written_bytes(self) -> set[int]:
         """Return the addresses of the bytes that are written."""
         return {place for address, data in self.writes for place in range(address, address + len(data))}
+
+
+def _unpickled(
+    copies: tuple[tuple[int, int, bool], ...], stops: tuple[tuple[object, ...], ...], *fields: Any
+) -> SitePatch:
+    sites, start, code, relied_on, writes, originals, moves, end, method, groups, owner, switches, begin, traps = fields
+    return SitePatch(
+        sites, start, code, relied_on, writes, originals, moves, tuple(map(CodeCopy._make, copies)), end, method,
+        groups, tuple(map(NativeStop._make, stops)), owner, switches, begin, traps,
+    )  # fmt: skip
 
 
 def without_jump(found: bytes, data: bytes, original: bytes) -> bytes | None:

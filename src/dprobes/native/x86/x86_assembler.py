@@ -26,12 +26,15 @@ import enum
 import struct
 from typing import TYPE_CHECKING, NamedTuple
 
+from dprobes.native.code_template import CodeTemplate, Field, VaryingNumber
 from dprobes.native.virtual_assembler import LabeledCode
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from dprobes.native.virtual_assembler import Label
 
-__all__ = ["Condition", "Gpr", "Memory", "Operation", "Shift", "X86Assembler"]
+__all__ = ["Condition", "Gpr", "Memory", "Operation", "Shift", "X86Assembler", "dword_range"]
 
 
 class Gpr(enum.IntEnum):
@@ -116,8 +119,20 @@ _LOADS = {1: (b"\x0f\xb6", False), 2: (b"\x0f\xb7", False), 4: (b"\x8b", False),
 """The opcode of the zero-extending load of a size in bytes, and whether it needs REX.W."""
 
 
+def _byte_range(operation: Operation, value: int) -> tuple[int, int]:
+    """Return the numbers around one that, as it, have a field of 8 bits; a comparison with 0 is another instruction."""
+    if operation != Operation.CMP:
+        return -0x80, 0x7F
+    return (1, 0x7F) if value > 0 else (-0x80, -1) if value else (0, 0)
+
+
 def _is_byte(value: int) -> bool:
     return -0x80 <= value < 0x80
+
+
+def dword_range(value: int) -> tuple[int, int]:
+    """Return the numbers around one that, as it, need a field of 32 bits where 8 bits are allowed."""
+    return (0x80, (1 << 31) - 1) if value > 0 else (-(1 << 31), -0x81)
 
 
 class X86Assembler(LabeledCode):
@@ -127,6 +142,10 @@ class X86Assembler(LabeledCode):
         super().__init__(address)
         self._code = bytearray()
         self._fixups: list[tuple[int, Label]] = []
+        self.fields: list[Field] = []
+        """The fields of varying numbers."""
+        self.distances: list[tuple[int, int]] = []
+        """Place in the code and target address of each distance to a fixed address."""
 
     def __len__(self) -> int:
         return len(self._code)
@@ -179,6 +198,12 @@ class X86Assembler(LabeledCode):
         """Append encoded instructions unchanged."""
         self._code += data
 
+    def _note(self, number: int, size: int, first: int, last: int) -> None:
+        """Note the field of a varying number, which follows; its instruction is the same from ``first`` to ``last``."""
+        if isinstance(number, VaryingNumber):
+            place = len(self._code)
+            self.fields.append(Field(place, size, number.variable, number.base, number.growth, first, last))
+
     # Moves
 
     def mov(self, dst: Gpr, src: Gpr, *, wide: bool = True) -> None:
@@ -187,16 +212,22 @@ class X86Assembler(LabeledCode):
 
     def mov_number(self, dst: Gpr, value: int) -> None:
         """Set a register to a number of 64 bits, signed or unsigned, in the shortest form; may change flags."""
-        value &= (1 << 64) - 1
+        number, value = value, value & (1 << 64) - 1
         if not value:
+            self._note(number, 0, 0, 0)
             self._encode(b"\x31", dst, dst, wide=False)
         elif value < 1 << 32:
-            self._code += (b"\x41" if dst & 8 else b"") + bytes((0xB8 | dst & 7,)) + value.to_bytes(4, "little")
+            self._code += (b"\x41" if dst & 8 else b"") + bytes((0xB8 | dst & 7,))
+            self._note(number, 4, 1, (1 << 32) - 1)
+            self._code += value.to_bytes(4, "little")
         elif value >= (1 << 64) - (1 << 31):
             self._encode(b"\xc7", 0, dst)
+            self._note(number, 4, -(1 << 31), -1)
             self._code += _DWORD.pack(value - (1 << 64))
         else:
-            self._code += bytes((0x48 | dst >> 3, 0xB8 | dst & 7)) + value.to_bytes(8, "little")
+            self._code += bytes((0x48 | dst >> 3, 0xB8 | dst & 7))
+            self._note(number, 8, 1 << 32, (1 << 64) - (1 << 31) - 1)
+            self._code += value.to_bytes(8, "little")
 
     def load(self, dst: Gpr, memory: Memory, size: int = 8) -> None:
         """Load 1, 2, 4 or 8 bytes; the rest of the register is cleared."""
@@ -217,6 +248,7 @@ class X86Assembler(LabeledCode):
         else:
             self._encode(b"\xc7", 0, memory, wide=size == 8, prefix=0x66 if size == 2 else None)
         width = min(size, 4)
+        self._note(value, width, -(1 << 31), (1 << 32) - 1)
         self._code += (value & (1 << 8 * width) - 1).to_bytes(width, "little")
 
     def lea(self, dst: Gpr, memory: Memory) -> None:
@@ -241,9 +273,11 @@ class X86Assembler(LabeledCode):
             self._encode(bytes((operation << 3 | 3,)), dst, src, wide=wide)
         elif _is_byte(src):
             self._encode(b"\x83", operation, dst, wide=wide)
+            self._note(src, 1, *_byte_range(operation, src))
             self._code += _BYTE.pack(src)
         else:
             self._encode(b"\x81", operation, dst, wide=wide)
+            self._note(src, 4, *dword_range(src))
             self._code += _DWORD.pack(src)
 
     def calculate_in(
@@ -255,6 +289,7 @@ class X86Assembler(LabeledCode):
     def compare(self, register: Gpr, operand: Gpr | int, *, wide: bool = True) -> None:
         """Compare a register with an operand, and set the flags."""
         if operand == 0 and not isinstance(operand, Gpr):
+            self._note(operand, 0, 0, 0)
             self._encode(b"\x85", register, register, wide=wide)
         else:
             self.calculate(Operation.CMP, register, operand, wide=wide)
@@ -375,7 +410,13 @@ class X86Assembler(LabeledCode):
         self._code += bytes(4)
 
     def _distance(self, address: int) -> bytes:
+        self.distances.append((len(self._code), address))
         return (address - self.here - 4).to_bytes(4, "little", signed=True)
+
+    def template(self, marks: Iterable[int] = ()) -> CodeTemplate:
+        """Return the code as a template with the given ``marks``; all labels are placed."""
+        jumps = tuple((at, self._place_of(label)) for at, label in self._fixups)
+        return CodeTemplate(self.assemble(), tuple(self.fields), tuple(self.distances), jumps, tuple(marks))
 
     def assemble(self) -> bytes:
         """Return the code; all labels must have been placed."""

@@ -8,6 +8,7 @@ return address are corrected after the step. Instructions that cannot be correct
 
 from __future__ import annotations
 
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -48,13 +49,14 @@ class Copy(NamedTuple):
     leads_on: bool = False
 
 
+@lru_cache(1 << 14)
 def copy_of(raw: bytes, word_size: int) -> Copy | None:
     """Return the way to copy the instruction with the bytes ``raw``; None if it must be executed in place."""
     from iced_x86 import Decoder, FlowControl
 
     decoder = Decoder(8 * word_size, raw)
     instruction = decoder.decode()
-    if instruction.is_invalid or instruction.len != len(raw) or _keeps_its_address(instruction):
+    if instruction.is_invalid or instruction.len != len(raw) or _keeps_its_address(instruction.code):
         return None
     displacement = 0
     if instruction.is_ip_rel_memory_operand:
@@ -84,15 +86,29 @@ def relocated(raw: bytes, copy: Copy, address: int, slot: int) -> bytes | None:
     return raw[:start] + distance.to_bytes(4, "little", signed=True) + raw[end:]
 
 
-def _keeps_its_address(instruction: Instruction) -> bool:
-    """Return True if an instruction stores its address in the x87 state (FIP), where it is not corrected."""
+@cache
+def _keeps_its_address(code: int) -> bool:
+    """
+    Return True if instructions store their address in the state of the x87 unit, where it is not corrected.
+
+    ``code`` is iced's code of the instructions.
+    """
     from iced_x86 import CpuidFeature
 
     x87 = (
         CpuidFeature.FPU, CpuidFeature.FPU287, CpuidFeature.FPU287XL_ONLY,
         CpuidFeature.FPU387, CpuidFeature.FPU387SL_ONLY,
     )  # fmt: skip
-    return any(feature in x87 for feature in instruction.cpuid_features())
+    return any(feature in x87 for feature in _instruction_of(code).cpuid_features())
+
+
+def _instruction_of(code: int) -> Instruction:
+    """Return an instruction with iced's code ``code``, without operands."""
+    from iced_x86 import Instruction
+
+    instruction = Instruction()
+    instruction.code = code  # type: ignore[assignment]
+    return instruction
 
 
 def _leads_on(instruction: Instruction) -> bool:
@@ -105,23 +121,32 @@ def _leads_on(instruction: Instruction) -> bool:
 
 def _cannot_fault(instruction: Instruction) -> bool:
     """Return True if an instruction only uses general registers, immediates and the arithmetic flags."""
+    from iced_x86 import OpKind, RegisterExt
+
+    kinds = [instruction.op_kind(number) for number in range(instruction.op_count)]
+    if not kinds or OpKind.MEMORY in kinds or instruction.has_lock_prefix or not _only_computes(instruction.code):
+        return False
+    return all(
+        (kind == OpKind.REGISTER and RegisterExt.is_gpr(instruction.op_register(number)))
+        or OpKind.IMMEDIATE8 <= kind <= OpKind.IMMEDIATE32TO64
+        for number, kind in enumerate(kinds)
+    )
+
+
+@cache
+def _only_computes(code: int) -> bool:
+    """Return True if instructions with iced's code ``code`` always complete unless their operands prevent it."""
     from iced_x86 import CpuidFeature as Feature
-    from iced_x86 import Mnemonic, OpKind, RegisterExt
+    from iced_x86 import Mnemonic
 
     computing = (
         Feature.INTEL8086, Feature.INTEL186, Feature.INTEL386, Feature.INTEL486, Feature.X64, Feature.CMOV,
         Feature.BMI1, Feature.BMI2, Feature.POPCNT, Feature.LZCNT, Feature.ADX,
     )  # fmt: skip
-    plain_operands = (OpKind.REGISTER, *range(OpKind.IMMEDIATE8, OpKind.IMMEDIATE32TO64 + 1))
+    instruction = _instruction_of(code)
     return (
         all(feature in computing for feature in instruction.cpuid_features())
         and instruction.mnemonic not in (Mnemonic.DIV, Mnemonic.IDIV, Mnemonic.AAM, Mnemonic.UD2)
         and not instruction.is_privileged
         and not instruction.is_stack_instruction
-        and not instruction.has_lock_prefix
-        and instruction.op_count > 0
-        and all(
-            kind in plain_operands and (kind != OpKind.REGISTER or RegisterExt.is_gpr(instruction.op_register(n)))
-            for n, kind in enumerate(instruction.op_kind(n) for n in range(instruction.op_count))
-        )
     )

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import mmap
 import sys
+from bisect import bisect_left
 from enum import Enum
+from functools import cache, partial
 from importlib import import_module
 from importlib.machinery import PathFinder
-from itertools import takewhile
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dprobes.errors import TargetError
-from dprobes.target.probed_module import Extent, FunctionCode
+from dprobes.target.probed_module import FunctionCode, InstructionStarts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -167,6 +168,9 @@ class BoundaryCheck(NamedTuple):
     after: int | None = None
 
 
+_ON_BOUNDARY = BoundaryCheck(Boundary.ON_BOUNDARY)
+
+
 def is_x86(module: Module) -> bool:
     """Return whether a module is for i386 or x86-64; raise ``TargetError`` if its processor is not supported."""
     return _bits(module) is not None
@@ -191,8 +195,9 @@ def first_instructions(module: Module, file_offsets: Iterable[int]) -> Iterator[
     from iced_x86 import Decoder
 
     describe = _describer()
+    elf = module.elf
     for offset in file_offsets:
-        data = module.elf.data[offset : min(offset + MAX_LENGTH, _code_end(module, offset))]
+        data = elf.data[offset : min(offset + MAX_LENGTH, _code_end(module, offset))]
         if not data:
             raise TargetError(f"'{module.path}' does not hold the instruction at offset {offset:#x}")
         instruction = Decoder(bits, data, ip=module.elf.link_address(offset) or 0).decode()
@@ -219,10 +224,7 @@ def instruction_starts(module: Module, start: int, end: int) -> set[int]:
     offset = module.elf.file_offset(start)
     if offset is None:
         return set()
-    last = offset + end - start
-    return {
-        each.offset - offset + start for each in takewhile(lambda e: e.offset < last, _foreign_extents(module, offset))
-    }
+    return {each - offset + start for each in _foreign_starts(module, offset, offset + end - start).starts}
 
 
 def instructions_between(module: Module, start: int, end: int) -> Iterator[tuple[Instruction, int, bytes]]:
@@ -260,13 +262,11 @@ def registers_written(module: Module, start: int, end: int) -> frozenset[str] | 
 def check_boundary(module: Module, file_offset: int) -> BoundaryCheck:
     """Return whether an instruction starts at ``file_offset``, by decoding from the start of the function."""
     function = _function_around(module, file_offset)
-    preceding = None if function is None else function.starts_before(file_offset)
-    if function is None or preceding is None:
+    preceding = None if function is None else function.last_before(file_offset)
+    if preceding is None:
         return BoundaryCheck(Boundary.UNKNOWN)
-    end = function.end_of(preceding[-1]) if preceding else file_offset
-    if end <= file_offset:
-        return BoundaryCheck(Boundary.ON_BOUNDARY)
-    return BoundaryCheck(Boundary.INSIDE, preceding[-1], end)
+    start, end = preceding
+    return BoundaryCheck(Boundary.INSIDE, start, end) if end > file_offset else _ON_BOUNDARY
 
 
 def disassemble(module: Module, start_offset: int, count: int) -> list[DecodedInstruction]:
@@ -313,26 +313,41 @@ def _function_around(module: Module, file_offset: int) -> FunctionCode | None:
     if offset is None or offset > file_offset:
         return None
     if offset not in module.decoded:
-        module.decoded[offset] = FunctionCode(_extents(module, offset))
+        starts = _foreign_starts if _bits(module) is None else _x86_starts
+        module.decoded[offset] = FunctionCode(offset, partial(starts, module))
     return module.decoded[offset]
 
 
-def _extents(module: Module, start_offset: int) -> Iterator[Extent]:
-    """Iterate over the extents of the instructions from ``start_offset`` on."""
-    if _bits(module) is None:
-        return _foreign_extents(module, start_offset)
-    return (Extent(at, at + found.len, found.is_invalid) for found, at, _ in _instructions(module, start_offset))
+def _x86_starts(module: Module, start: int, limit: int) -> InstructionStarts:
+    """Return the instructions of x86 from file offset ``start`` on that start before ``limit``."""
+    prepare_decoder()
+    from iced_x86 import Code, Decoder
+
+    bits = _bits(module)
+    assert bits is not None, "the caller has made sure that it is x86"
+    data = module.elf.data[start : min(limit + MAX_LENGTH, _code_end(module, start))]
+    # Only the lengths are needed, so the file offset serves as the address.
+    found = [(each.ip, each.code) for each in Decoder(bits, data, ip=start)]
+    starts = [at for at, _ in found]
+    count = bisect_left(starts, limit)
+    end = starts[count] if count < len(starts) else start + len(data)
+    del starts[count:]
+    return InstructionStarts(starts, end, next((at for at, code in found[:count] if code == Code.INVALID), None))
 
 
-def _foreign_extents(module: Module, start_offset: int) -> Iterator[Extent]:
+def _foreign_starts(module: Module, start: int, limit: int) -> InstructionStarts:
+    """Return the instructions of other processors from file offset ``start`` on that start before ``limit``."""
     from dprobes.target.code.foreign_instructions import LENGTH_MAX, instruction_length
 
-    end, at = _code_end(module, start_offset), start_offset
-    while at < end:
+    end, at, starts, invalid = _code_end(module, start), start, [], None
+    while at < min(end, limit):
+        starts.append(at)
         data = module.elf.data[at : min(end, at + LENGTH_MAX)]
         length = instruction_length(module.elf.machine, data, module.elf.link_address(at) or 0)
-        yield Extent(at, at + (length or 1), length is None)
+        if length is None and invalid is None:
+            invalid = at
         at += length or 1
+    return InstructionStarts(starts, at, invalid)
 
 
 def _foreign_at(module: Module, offset: int) -> DecodedInstruction:
@@ -353,11 +368,13 @@ def _foreign_at(module: Module, offset: int) -> DecodedInstruction:
 def _decode(module: Module, start_offset: int) -> Iterator[DecodedInstruction]:
     """Iterate over the instructions from ``start_offset`` on, with their text."""
     if _bits(module) is None:
-        return (_foreign_at(module, extent.offset) for extent in _foreign_extents(module, start_offset))
+        found = _foreign_starts(module, start_offset, _code_end(module, start_offset))
+        return (_foreign_at(module, offset) for offset in found.starts)
     describe = _describer()
     return (describe(*found) for found in _instructions(module, start_offset))
 
 
+@cache
 def _describer() -> Callable[[Instruction, int, bytes], DecodedInstruction]:
     """Return a function that describes an instruction from iced-x86, with its file offset and its bytes."""
     from iced_x86 import FormatMnemonicOptions, Formatter, FormatterSyntax
@@ -425,9 +442,9 @@ def _bits(module: Module) -> int | None:
 
 
 def _code_end(module: Module, file_offset: int) -> int:
-    for segment in module.elf.load_segments:
-        if segment.executable and 0 <= file_offset - segment.offset < segment.filesz:
-            return segment.offset + segment.filesz
+    end = module.elf.code_end(file_offset)
+    if end is not None:
+        return end
     raise TargetError(f"file offset 0x{file_offset:x} of '{module.path}' is not in its code")
 
 

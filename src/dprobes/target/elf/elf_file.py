@@ -271,34 +271,49 @@ class ElfFile:
 
     def file_offset(self, link_address: int) -> int | None:
         """Return the file offset of the byte at ``link_address``; None if it is not in the file (not loaded, bss)."""
-        for segment in self.load_segments:
-            if 0 <= link_address - segment.vaddr < segment.filesz:
-                return link_address - segment.vaddr + segment.offset
+        for start, end, offset, _ in self._loaded:
+            if start <= link_address < end:
+                return link_address - start + offset
         return None
 
     def link_address(self, file_offset: int) -> int | None:
         """Return the link address of the byte at ``file_offset``, preferably an executable one; None if not loaded."""
         found = None
-        for segment in self.load_segments:
-            if 0 <= file_offset - segment.offset < segment.filesz:
-                address = file_offset - segment.offset + segment.vaddr
-                if segment.executable:
+        for start, end, offset, is_executable in self._loaded:
+            if 0 <= file_offset - offset < end - start:
+                address = file_offset - offset + start
+                if is_executable:
                     return address
                 found = address if found is None else found
         return found
 
     def is_executable_offset(self, file_offset: int) -> bool:
-        """Return whether the byte at ``file_offset`` is in an executable load segment."""
-        return any(s.executable and 0 <= file_offset - s.offset < s.filesz for s in self.load_segments)
+        """Return whether the byte at ``file_offset`` is loaded as code."""
+        return any(code and 0 <= file_offset - offset < end - start for start, end, offset, code in self._loaded)
+
+    def code_end(self, file_offset: int) -> int | None:
+        """Return the file offset of the end of the code segment that contains ``file_offset``; None without one."""
+        for start, end, offset, is_executable in self._loaded:
+            if is_executable and 0 <= file_offset - offset < end - start:
+                return offset + end - start
+        return None
+
+    @cached_property
+    def _loaded(self) -> tuple[tuple[int, int, int, bool], ...]:
+        """Link addresses of start and end, file offset, and executability of the bytes of segments in the file."""
+        return tuple((s.vaddr, s.vaddr + s.filesz, s.offset, s.executable) for s in self.load_segments)
+
+    @cached_property
+    def _code_ranges(self) -> tuple[tuple[int, int], ...]:
+        """Start and end of the executable sections, and then of the executable segments."""
+        sections = [(s.address, s.address + s.size) for s in self.sections if s.executable]
+        return (*sections, *((s.vaddr, s.vaddr + s.memsz) for s in self.load_segments if s.executable))
 
     def code_range(self, link_address: int) -> tuple[int, int] | None:
         """Return start and end of the executable section, or without one segment, that contains ``link_address``."""
-        for section in self.sections:
-            if section.executable and 0 <= link_address - section.address < section.size:
-                return section.address, section.address + section.size
-        for segment in self.load_segments:
-            if segment.executable and 0 <= link_address - segment.vaddr < segment.memsz:
-                return segment.vaddr, segment.vaddr + segment.memsz
+        for code in self._code_ranges:
+            if code[0] <= link_address < code[1]:
+                return code
         return None
 
     def read(self, link_address: int, n: int) -> bytes:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from dprobes.bpf.bpf_assembler import Assembler
 from dprobes.bpf.bpf_instructions import Helper, Register
-from dprobes.engines.inline.handler_code import CodeWriter, SiteHandler
+from dprobes.engines.inline.handler_code import CodeWriter
+from dprobes.engines.inline.handler_pieces import NumberedCode, SiteHandler
 from dprobes.native.generated_code import ProcessFacts
 from dprobes.native.routines.handler_ring import RingShape
 from dprobes.platform.x86.patches.branch_targets import CodeRange, ControlFlow, ModuleCode, Spans
@@ -30,7 +31,7 @@ def handler(instructions: int = 1) -> list[SiteHandler]:
     for number in range(instructions):
         asm.mov(Register.R0, number)
     asm.exit()
-    return [SiteHandler(asm.assemble())]
+    return [SiteHandler(NumberedCode(asm.assemble(), 0), 0)]
 
 
 def writer(
@@ -146,6 +147,6 @@ def test_a_handler_that_is_too_far_from_what_it_calls_has_no_jump() -> None:
     runtime = made._runtime
     far = {helper: address + (1 << 33) for helper, address in runtime.routines.items()}
     code = runtime.code._replace(address=runtime.code.address + (1 << 33))
-    made._runtime = runtime._replace(code=code, routines=far)
-    jumps, refused = made.place({START + 5: [SiteHandler(asm.assemble())]})
+    made._runtime, made._assembler = runtime._replace(code=code, routines=far), None
+    jumps, refused = made.place({START + 5: [SiteHandler(NumberedCode(asm.assemble(), 0), 0)]})
     assert (jumps, refused) == ([], {START + 5: "no memory near it is free"})

@@ -47,7 +47,7 @@ def test_a_family_compiles_a_few_of_its_members() -> None:
             compiled.append((number, start, distance == 0))
             return code(number)
 
-        return family.handler(number, 10 * number, compile_at)
+        return family.handler(number, 10 * number, compile_at).of(number)
 
     assert [made(number) for number in range(9)] == [code(number) for number in range(9)]
     assert compiled == [(0, 0, True), (1, 10, True), (2, 20, True), (2, 20, False), (2, 0, True)]
@@ -65,7 +65,7 @@ def test_handlers_that_depend_on_their_place_are_all_compiled(depends_on: str) -
             compiled.append(number)
             return code(number, start + distance)
 
-        return family.handler(number, place(number), compile_at)
+        return family.handler(number, place(number), compile_at).of(number)
 
     assert [made(number) for number in range(6)] == [code(number, place(number)) for number in range(6)]
     assert set(compiled) == set(range(6))

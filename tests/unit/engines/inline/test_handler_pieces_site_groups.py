@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dprobes.bpf.bpf_assembler import Assembled
-from dprobes.engines.inline.handler_pieces import Order, Piece, site_groups
+from dprobes.engines.inline.handler_pieces import NumberedCode, Order, Piece, site_groups
 
-CODE = Assembled((), (), (), ())
+CODE = NumberedCode(Assembled((), (), (), ()), 0)
 
 
 def piece(order: Order, probe: int, address: int) -> Piece:

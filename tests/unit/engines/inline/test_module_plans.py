@@ -5,7 +5,7 @@ from __future__ import annotations
 from dprobes.bpf.bpf_assembler import Assembled, Assembler
 from dprobes.bpf.bpf_instructions import Register
 from dprobes.engines.inline.handler_code import CodeWriter
-from dprobes.engines.inline.handler_pieces import Order, Piece, PlannedSite, joined
+from dprobes.engines.inline.handler_pieces import NumberedCode, Order, Piece, PlannedSite, joined
 from dprobes.engines.inline.module_plans import ModulePlan, plan_alone, plan_together, sites_together
 from dprobes.native.generated_code import ProcessFacts
 from dprobes.native.routines.handler_ring import RingShape
@@ -27,7 +27,8 @@ def code(number: int) -> Assembled:
 
 def site(program: int, probe: int, order: Order = Order.HANDLER, *, bound: tuple[int, ...] = ()) -> PlannedSite:
     groups = ((program, bound[0]),) if bound else ()
-    return PlannedSite((Piece(order, probe, 0, b"", code(probe), program=program),), groups, frozenset(bound))
+    piece = Piece(order, probe, 0, b"", NumberedCode(code(probe), probe), program=program)
+    return PlannedSite((piece,), groups, frozenset(bound))
 
 
 def plan(program: int, rank: int, *addresses: int, bound: tuple[int, ...] = ()) -> ModulePlan:

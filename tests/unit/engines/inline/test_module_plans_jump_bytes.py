@@ -5,7 +5,7 @@ from __future__ import annotations
 from dprobes.bpf.bpf_assembler import Assembler
 from dprobes.bpf.bpf_instructions import Register
 from dprobes.engines.inline.handler_code import PlacedJump
-from dprobes.engines.inline.handler_pieces import Order, Piece, PlannedSite, SiteGroup, planned_sites
+from dprobes.engines.inline.handler_pieces import NumberedCode, Order, Piece, PlannedSite, SiteGroup, planned_sites
 from dprobes.engines.inline.handler_trampolines import Trampoline
 from dprobes.engines.inline.module_plans import site_patch
 from dprobes.native.generated_code import NativeCode
@@ -21,7 +21,7 @@ def site(address: int, *probes: int, is_bound: bool = False) -> PlannedSite:
     asm = Assembler()
     asm.mov(Register.R0, 0)
     asm.exit()
-    pieces = [Piece(Order.HANDLER, probe, address, b"", asm.assemble()) for probe in probes]
+    pieces = [Piece(Order.HANDLER, probe, address, b"", NumberedCode(asm.assemble(), 0)) for probe in probes]
     (planned,) = planned_sites([SiteGroup({address: pieces}, is_bound)], 2, 0x1000).values()
     return planned
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from dprobes.bpf.bpf_assembler import Assembled, Assembler
 from dprobes.bpf.bpf_instructions import Register
 from dprobes.engines.inline import module_plans
-from dprobes.engines.inline.handler_pieces import Order, Piece, PlannedSite, planned_sites, site_groups
+from dprobes.engines.inline.handler_pieces import NumberedCode, Order, Piece, PlannedSite, planned_sites, site_groups
 from dprobes.engines.inline.handler_trials import Trial, trial_of
 from dprobes.engines.inline.module_plans import has_device_memory, process_trials
 from dprobes.target.process_maps import Mapping, parse_maps, read_maps
@@ -56,7 +56,7 @@ def test_of_who_is_gone_it_is_assumed() -> None:
 
 
 def test_then_there_are_no_trials() -> None:
-    trial, code = trial_of(LOAD), Assembled((), (), (), ())
+    trial, code = trial_of(LOAD), NumberedCode(Assembled((), (), (), ()), 0)
     assert isinstance(trial, Trial)
     pieces = [Piece(Order.HANDLER, 0, 16, LOAD, code, trial), Piece(Order.HANDLER, 1, 32, b"\x55", code)]
     sites = planned(0x1000, *pieces)
@@ -69,7 +69,7 @@ def test_then_there_are_no_trials() -> None:
 
 
 def test_a_handler_that_ends_otherwise_is_alone_at_its_instruction() -> None:
-    code = Assembled((), (), (), ())
+    code = NumberedCode(Assembled((), (), (), ()), 0)
     ending = Piece(Order.HANDLER, 3, 16, b"\x55", code, diverts=True)
     other = Piece(Order.HANDLER, 4, 16, b"\x55", code)
     trial = trial_of(LOAD)
@@ -105,7 +105,8 @@ def setting(place: int) -> Assembled:
 
 def test_no_handler_sees_what_an_earlier_one_has_changed() -> None:
     def found(*handlers: Assembled) -> dict[int, Trial | str]:
-        pieces = [Piece(Order.HANDLER, number, 16, b"\x55", code) for number, code in enumerate(handlers)]
+        codes = [NumberedCode(code, number) for number, code in enumerate(handlers)]
+        pieces = [Piece(Order.HANDLER, number, 16, b"\x55", code) for number, code in enumerate(codes)]
         return process_trials(planned(0, *pieces), 1, [])
 
     refused = {16: "it is there for another probepoint as well, whose handler changes registers that this one looks at"}
@@ -117,9 +118,9 @@ def test_no_handler_sees_what_an_earlier_one_has_changed() -> None:
 def test_nothing_is_tried_that_another_handler_may_change() -> None:
     trial = trial_of(LOAD)
     assert isinstance(trial, Trial)
-    tried = Piece(Order.HANDLER, 0, 16, LOAD, looking(8), trial)
-    changing = Piece(Order.HANDLER, 1, 16, LOAD, setting(16))
+    tried = Piece(Order.HANDLER, 0, 16, LOAD, NumberedCode(looking(8), 0), trial)
+    changing = Piece(Order.HANDLER, 1, 16, LOAD, NumberedCode(setting(16), 1))
     assert process_trials(planned(0, tried, changing), 1, []) == {
         16: "its instruction may fault, which may depend on what another handler there changes"
     }
-    assert process_trials(planned(0, tried, changing._replace(assembled=looking(16))), 1, []) == {16: trial}
+    assert process_trials(planned(0, tried, changing._replace(code=NumberedCode(looking(16), 1))), 1, []) == {16: trial}

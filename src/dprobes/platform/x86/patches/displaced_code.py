@@ -21,6 +21,7 @@ x87 unit, and words in the red zone below a return address, which a call through
 from __future__ import annotations
 
 from bisect import bisect_right
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.platform.x86.instruction_relocation import CodeCopy, Copy, relocated
@@ -78,6 +79,9 @@ def displaced(raw: bytes, address: int, copy: int, *, goes_back: bool = True) ->
     may be a system call, or an instruction from which control does not continue. With ``goes_back`` False, control
     continues after the copy: so a handler can run between two instructions of a window.
     """
+    sizes = _sizes_of_plain(raw)
+    if sizes is not None:
+        return _plain(raw, address, copy, sizes, goes_back=goes_back)
     from iced_x86 import Decoder
 
     decoder = Decoder(64, raw, ip=address)
@@ -95,6 +99,44 @@ def displaced(raw: bytes, address: int, copy: int, *, goes_back: bool = True) ->
     except OverflowError:
         return None
     return DisplacedCode(address, len(raw), copy, bytes(copier.code), tuple(copier.boundaries), copier.comes_back)
+
+
+@lru_cache(1 << 14)
+def _sizes_of_plain(raw: bytes) -> tuple[int, ...] | None:
+    """Return the sizes of instructions whose copies are their bytes, and return; None if there is another one."""
+    from iced_x86 import Decoder, FlowControl
+
+    sizes, position = [], 0
+    for instruction in Decoder(64, raw):
+        code = raw[position : position + instruction.len]
+        if (
+            instruction.flow_control != FlowControl.NEXT
+            or instruction.is_ip_rel_memory_operand
+            or kind_of(instruction.code).leaves
+            or undisplaceable(instruction, code) is not None
+            or code == _SYSTEM_CALL
+        ):
+            return None
+        sizes.append(instruction.len)
+        position += instruction.len
+    return tuple(sizes) if position == len(raw) else None
+
+
+def _plain(raw: bytes, address: int, copy: int, sizes: tuple[int, ...], *, goes_back: bool) -> DisplacedCode | None:
+    """Return the same as ``displaced`` for instructions of these ``sizes``, whose copies are their bytes."""
+    boundaries, original, place = [], address, copy
+    for size in sizes:
+        boundaries.append(CodeCopy(place, original, True))
+        original += size
+        place += size
+    if not goes_back:
+        return DisplacedCode(address, len(raw), copy, raw, tuple(boundaries), True)
+    boundaries.append(CodeCopy(place, original, True))
+    try:
+        code = raw + jump(place, original)
+    except OverflowError:
+        return None
+    return DisplacedCode(address, len(raw), copy, code, tuple(boundaries), True)
 
 
 def jump(address: int, target: int) -> bytes:

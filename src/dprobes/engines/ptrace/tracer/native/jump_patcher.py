@@ -108,8 +108,10 @@ def groups_of(patches: Iterable[SitePatch]) -> Iterator[list[SitePatch]]:
     for patch in left:
         for group in patch.groups:
             members.setdefault(group, []).append(patch)
-    while left:
-        found, waiting = [], [next(iter(left))]
+    for first in tuple(left):
+        if first not in left:
+            continue
+        found, waiting = [], [first]
         while waiting:
             patch = waiting.pop()
             if patch in left:
