@@ -13,7 +13,7 @@ from dprobes.formatters.templates.template_directory import DIRECTORY_FILE
 from dprobes.record.log_record import LogRecord, encode_record
 from dprobes.record.record_origin import Place, RecordSource
 from dprobes.rpn.instruction_set import Token
-from dprobes.sinks.sink_interface import Batch, SinkOptions
+from dprobes.sinks import Batch, SinkOptions
 from dprobes.sinks.target_kinds import parse_target
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from table import Measurement, Unit
 
 from dprobes.record.log_record import LogRecord, encode_record
 from dprobes.record.record_origin import Place
-from dprobes.sinks.sink_interface import Batch, SinkOptions
+from dprobes.sinks import Batch, SinkOptions
 from dprobes.sinks.target_kinds import parse_target
 from dprobes.tables.parquet_files import write_tables
 

@@ -69,7 +69,7 @@ SLOW = {
     "bpf/lower/test_verification.py",
     "bpftrace/test_script_conversion.py",
     "cli/languageserver/test_edited_program_analysis.py",
-    "cli/test_progress.py",
+    "cli/test_console.py",
     "cli/test_verbs.py",
     "cli/verbs/test_log.py",
     "cli/verbs/test_sql.py",

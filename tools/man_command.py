@@ -9,9 +9,9 @@ import click
 from roff import Page, bold, escaped, italic
 
 from dprobes.cli.command_group import VERBS, command_of
-from dprobes.cli.insertion_options import EngineName
 from dprobes.cli.original_lines import VERBS as ORIGINAL_VERBS
 from dprobes.cli.original_lines import Takes
+from dprobes.cli.scope_and_engine import EngineName
 from dprobes.version import __version__
 
 if TYPE_CHECKING:

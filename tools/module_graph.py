@@ -33,7 +33,6 @@ EXCUSED: dict[str, str] = {
     "dprobes.dwarf.inlined_names": "A table for outputs; the rest of the debug information is imported late.",
     "dprobes.engines.ebpf.inkernel.kprobe_guard": "A process of its own.",
     "dprobes.engines.ebpf.read.stopped_processes": "A concept with tests of its own; the session has 500 lines.",
-    "dprobes.platform.linux.map_query": "One file for each kernel interface: ioctl(PROCMAP_QUERY).",
     "dprobes.platform.x86.written_memory": "A concept with tests of its own: operands of instructions.",
     "dprobes.engines.packed_entries": "Imported when there are records, with the codec of packed ones.",
     "dprobes.formatters.template_library": "A class of the Python API, which the package names.",

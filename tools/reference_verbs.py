@@ -7,7 +7,7 @@ import re
 import click
 from man_command import commands, said
 
-from dprobes.cli.insertion_options import EngineName
+from dprobes.cli.scope_and_engine import EngineName
 
 INTRODUCTION = """\
 # Verbs

@@ -54,10 +54,9 @@ if TYPE_CHECKING:
         ManagerStatus,
         Stopped,
     )
-    from dprobes.record.log_items import LogItem
-    from dprobes.record.log_record import Item, LoggedItems, LogRecord, decode_record, encode_record
+    from dprobes.record.log_record import Item, LoggedItems, LogItem, LogRecord, decode_record, encode_record
     from dprobes.record.record_origin import Place
-    from dprobes.resolve.probe_state import ProbeState
+    from dprobes.resolve.probepoints import ProbeState
     from dprobes.rpn.rpn_program import Program
     from dprobes.sinks.sink_thread import TargetStatus
 
@@ -181,7 +180,7 @@ _HOMES = {
         "encode_record",
     ),
     "record.record_origin": ("Place",),
-    "resolve.probe_state": ("ProbeState",),
+    "resolve.probepoints": ("ProbeState",),
     "rpn.rpn_program": ("Program",),
     "sinks.sink_thread": ("TargetStatus",),
 }

@@ -8,10 +8,9 @@ import subprocess
 import threading
 from typing import TYPE_CHECKING
 
-from dprobes.engines.engine_interface import Begun, Job, Pause, RecordBatch, Scope, Stop
-from dprobes.engines.engine_options import EngineOptions
+from dprobes.engines.engine_interface import Begun, EngineOptions, Job, Pause, RecordBatch, Scope, Stop
 from dprobes.engines.ptrace.ptrace_engine import PtraceEngine
-from dprobes.resolve.probe_state import ProbeState
+from dprobes.resolve.probepoints import ProbeState
 from integration.ebpf.insessions import Followed, compiled
 from integration.support import TIMEOUT, await_line, await_true, running
 from support.attachments import attach, job_of

@@ -13,7 +13,7 @@ import pytest
 from dprobes.engines.engine_interface import Counts, Finished, ProbeRemoval, Scope, StateEvent, Stop, VariableReset
 from dprobes.engines.ptrace.ptrace_engine import PtraceEngine
 from dprobes.errors import EngineError
-from dprobes.resolve.probe_state import ProbeState
+from dprobes.resolve.probepoints import ProbeState
 from integration.ebpf.insessions import THREE, compiled, followed, job_for, on_demand
 from integration.support import TIMEOUT, await_traced, await_true, code_is_original, memory_at
 from integration.test_stress import LIBRARY, SITES, Stress, report_of, source

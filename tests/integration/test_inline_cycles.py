@@ -15,7 +15,7 @@ from dprobes.engines.engine_interface import Finished, Scope, StateEvent
 from dprobes.engines.inline.inline_engine import InlineEngine, InlineHandlers
 from dprobes.engines.shared_globals import GlobalVariables
 from dprobes.errors import EngineError
-from dprobes.resolve.probe_state import ProbeState
+from dprobes.resolve.probepoints import ProbeState
 from integration.ebpf.insessions import followed, job_for, on_demand
 from integration.ebpf.kernel import descriptors
 from integration.support import await_true, code_is_original, memory_at

@@ -18,7 +18,7 @@ import pytest
 from dprobes.engines.engine_interface import Begun, Counts, Scope
 from dprobes.engines.inline.inline_engine import InlineEngine, InlineHandlers
 from dprobes.engines.ptrace.ptrace_engine import PtraceSession
-from dprobes.resolve.probe_state import ProbeState
+from dprobes.resolve.probepoints import ProbeState
 from dprobes.target.probed_module import Module
 from integration.ebpf.insessions import compiled, followed
 from integration.embedded_python import LIBRARIES, library, python_program

@@ -16,7 +16,7 @@ import pytest
 from dprobes.engines.engine_interface import Scope
 from dprobes.engines.inline.inline_engine import InlineEngine
 from dprobes.engines.ptrace.ptrace_engine import PtraceEngine
-from dprobes.resolve.probe_state import ProbeState
+from dprobes.resolve.probepoints import ProbeState
 from integration.ebpf.insessions import compiled, on_demand
 from integration.several import Group, assert_complete, await_hits, grouped
 from integration.support import TIMEOUT, await_line, await_traced, await_true, code_is_original

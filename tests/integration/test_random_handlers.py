@@ -12,7 +12,7 @@ import pytest
 
 from dprobes.arch import architecture
 from dprobes.bpf.lower.hosts.hit_thread import REGISTER_OFFSETS
-from dprobes.engines.engine_options import EngineOptions
+from dprobes.engines.engine_interface import EngineOptions
 from dprobes.engines.inline.inline_engine import InlineEngine
 from dprobes.engines.ptrace.ptrace_engine import PtraceEngine
 from dprobes.rpn.instruction_set import Group, OperandKind

@@ -369,7 +369,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dprobes.record.record_origin import RecordSource
-    from dprobes.sinks.sink_interface import Batch, SinkOptions
+    from dprobes.sinks import Batch, SinkOptions
 
 
 def open(argument: str, options: SinkOptions) -> Tally:
@@ -724,13 +724,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dprobes.engines.engine_interface import Attachment, Begun, Counts, Engine, Finished, StateEvent
-from dprobes.resolve.probe_state import ProbeState
+from dprobes.resolve.probepoints import ProbeState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from dprobes.engines.engine_interface import Change, Event, Job, Plan, Scope
-    from dprobes.engines.engine_options import EngineOptions
+    from dprobes.engines.engine_interface import EngineOptions
 
 
 class TallyEngine(Engine):

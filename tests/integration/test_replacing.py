@@ -19,7 +19,7 @@ from dprobes.engines.engine_interface import Begun, Finished, Job, ProbeRemoval,
 from dprobes.engines.ptrace.ptrace_engine import PtraceEngine
 from dprobes.engines.shared_globals import GlobalVariables
 from dprobes.errors import EngineError, SourceError
-from dprobes.resolve.probe_state import ProbeState
+from dprobes.resolve.probepoints import ProbeState
 from integration.ebpf.insessions import Followed, compiled, job_for, on_demand
 from integration.support import (
     TIMEOUT,

@@ -14,7 +14,7 @@ from dprobes.engines.engine_interface import Counts, Finished, Notice, ProbeRemo
 from dprobes.engines.ptrace.ptrace_engine import PtraceEngine
 from dprobes.engines.shared_globals import GlobalVariables
 from dprobes.errors import EngineError
-from dprobes.resolve.probe_state import ProbeState
+from dprobes.resolve.probepoints import ProbeState
 from integration.ebpf.insessions import OnDemand, compiled, job_for, on_demand
 from integration.several import BOTH, Group, go, grouped
 from integration.support import (

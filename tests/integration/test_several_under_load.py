@@ -15,7 +15,7 @@ from dprobes.engines.ptrace.client import program_run
 from dprobes.engines.ptrace.ptrace_engine import PtraceEngine
 from dprobes.engines.shared_globals import GlobalVariables
 from dprobes.errors import EngineError
-from dprobes.resolve.probe_state import ProbeState
+from dprobes.resolve.probepoints import ProbeState
 from integration.ebpf.insessions import compiled, job_for, on_demand
 from integration.several import BOTH, Group, Program, assert_complete, await_hits, before_exec, go, grouped
 from integration.support import (

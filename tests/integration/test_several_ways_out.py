@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.engines.engine_interface import Counts, Finished, Notice
-from dprobes.resolve.probe_state import ProbeState
+from dprobes.resolve.probepoints import ProbeState
 from integration.ebpf.insessions import on_demand
 from integration.several import BOTH, Group, grouped
 from integration.support import (

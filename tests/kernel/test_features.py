@@ -87,7 +87,7 @@ def attach_to_many() -> tuple[int, int]:
 
 
 def attach_to_entry() -> tuple[int, int]:
-    from dprobes.engines.ebpf.kernel.kernel_types import KernelTypes
+    from dprobes.engines.ebpf.kernel.kernel_features import KernelTypes
     from dprobes.platform.linux.bpf_calls import ProgramType, open_raw_tracepoint
     from dprobes.target.btf import Kind
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.bpf.lower import Abilities, LoopForm, VmaLayout, is_supported
 from dprobes.bpf.lower.lowering_request import CounterLayout
-from dprobes.engines.ebpf.kernel.kernel_features import Feature, Features
-from dprobes.engines.ebpf.kernel.kernel_types import KernelTypes
+from dprobes.engines.ebpf.kernel.kernel_features import Feature, Features, KernelTypes
 from dprobes.engines.ebpf.kernel.task_structures import paging_layout, vma_layout
 from dprobes.rpn.instruction_set import Group
 from dprobes.rpn.keyed_tables import table_of

@@ -18,7 +18,7 @@ from dprobes.engines.inline.inline_engine import InlineHandlers
 from dprobes.engines.shared_globals import GlobalVariables
 from dprobes.record.log_record import decode_record
 from dprobes.resolve.local_module import resolve
-from dprobes.resolve.probe_state import ProbeState
+from dprobes.resolve.probepoints import ProbeState
 from dprobes.rpn.rpn_program import Expression, ModuleType, Offset
 from dprobes.target.probed_module import Module
 from dprobes.vm import Ending, Point

@@ -135,7 +135,7 @@ def parse_c(
     ``tell_type`` is called for the types of expressions and parameters. The other arguments are those of
     ``parse_programs``.
     """
-    from dprobes.dpc.c_source import compile_source as compile_c
+    from dprobes.dpc.compiler import compile_source as compile_c
     from dprobes.formatters.templates.template_directory import DIRECTORY_FILE
 
     compiled = compile_c(source, diagnostics, options, module=module, files=files, tell_type=tell_type)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from dprobes.keyed.table_text import KeyedTable
     from dprobes.record.log_record import LogRecord
     from dprobes.record.record_origin import DataReader, Place
-    from dprobes.resolve.probe_state import ProbeState
+    from dprobes.resolve.probepoints import ProbeState
     from dprobes.rpn.rpn_program import Program
 
 __all__ = ["InsertedProgram", "Probepoint", "RecordList", "RecordQueue", "total"]

@@ -14,8 +14,7 @@ from dprobes.api.program_builder import ProgramBuilder
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.command_launcher import LaunchedCommand
 from dprobes.engines.ebpf.ebpf_options import RING_SIZE
-from dprobes.engines.engine_interface import Scope, ScopeKind
-from dprobes.engines.engine_options import EngineOptions
+from dprobes.engines.engine_interface import EngineOptions, Scope, ScopeKind
 from dprobes.engines.engine_registry import AUTO, engine_that_probes, named_engine
 from dprobes.engines.overload_guard import check_overhead
 from dprobes.engines.shared_globals import GLOBALS_MAX, GlobalVariables

@@ -10,7 +10,7 @@ from dprobes.formatters.templates.carried_templates import carried_templates
 from dprobes.ppdf.ppdf_file import encode
 from dprobes.resolve.local_module import open_named_module
 from dprobes.resolve.portable_program import build_joined
-from dprobes.resolve.probed_space import Space, space_of
+from dprobes.resolve.probepoints import Space, space_of
 from dprobes.rpn.rpn_program import joined_program
 from dprobes.target.module_lookup import find_module
 

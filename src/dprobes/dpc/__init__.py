@@ -11,7 +11,7 @@ Each package depends only on those before it; ``compiler`` has the order of the 
 language: ``dprobes build --emit rpn`` prints the result, which a user could have written.
 
 * Each line of RPN has the span of C source that it was compiled from. Errors of later stages are therefore reported
-  for the C source, with the terms of C (``c_source``).
+  for the C source, with the terms of C (``compiler``).
 * A cell contains a value exactly: sign-extended or zero-extended to the word. Operations that do not depend on high
   bits use whole cells, which are truncated before the high bits are read.
 * A 64-bit number in a 32-bit program takes two cells, the low word on top; ``emitters.cell_emitter`` has RPN procedures

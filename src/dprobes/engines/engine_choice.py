@@ -10,7 +10,7 @@ from dprobes.engines.engine_interface import ScopeKind
 from dprobes.engines.engine_registry import AUTO, candidates, engine_row, faster_row, rows
 from dprobes.errors import NotSupportedError, PrivilegeError, SourceError
 from dprobes.platform.linux.procfs import process_field
-from dprobes.resolve.probed_space import Space, space_of
+from dprobes.resolve.probepoints import Space, space_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from dprobes.arch import Architecture
     from dprobes.diagnostics import Diagnostics
     from dprobes.engines.engine_capabilities import Requirement
-    from dprobes.engines.engine_interface import Engine, Job, Plan, Scope
-    from dprobes.engines.engine_options import EngineOptions
+    from dprobes.engines.engine_interface import Engine, EngineOptions, Job, Plan, Scope
     from dprobes.engines.engine_registry import Candidacy, EngineRow, KernelSupport
     from dprobes.resolve.local_module import ResolvedProgram
     from dprobes.rpn.rpn_program import Program

@@ -1,5 +1,5 @@
 """
-Interface of the engines: jobs, scopes, plans, attachments, and the events of a run.
+Interface of the engines: jobs, scopes, options, plans, attachments, and the events of a run.
 
 ``engine_capabilities`` has the needs of probe programs and the capabilities of engines.
 """
@@ -8,29 +8,29 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple, Protocol, assert_never
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, assert_never
 
 from dprobes.escapes import escaped, escaped_lines
 from dprobes.record.log_record import Item
+from dprobes.target.probed_module import OWN_SYMBOLS
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, MutableSequence, Sequence
+    from collections.abc import Container, Iterator, Mapping, MutableSequence, Sequence
     from contextlib import AbstractContextManager
 
     from dprobes.arch import Architecture
     from dprobes.engines.engine_capabilities import Capability
-    from dprobes.engines.engine_options import EngineOptions
     from dprobes.engines.shared_globals import GlobalVariables
     from dprobes.keyed.table_entries import KeyedStore
     from dprobes.keyed.table_layout import TableContents
     from dprobes.resolve.kernel_places import ResolvedKernel
     from dprobes.resolve.local_module import ResolvedProgram
-    from dprobes.resolve.probe_state import ProbeState
-    from dprobes.resolve.probepoints import LeftOutProbe, Probepoint, ResolvedModule
+    from dprobes.resolve.probepoints import LeftOutProbe, Probepoint, ProbeState, ResolvedModule
     from dprobes.rpn.rpn_program import Program
     from dprobes.target.kernel.running_kernel import RunningKernel
+    from dprobes.target.probed_module import SymbolProvider
     from dprobes.target.process_images import ProcessImages
 
 __all__ = [
@@ -40,11 +40,13 @@ __all__ = [
     "Change",
     "Counts",
     "Engine",
+    "EngineOptions",
     "Event",
     "Finding",
     "Finished",
     "HandedOver",
     "Job",
+    "MachineKnowledge",
     "Notice",
     "Pause",
     "PlaceNote",
@@ -605,3 +607,49 @@ class Engine(ABC):
     @abstractmethod
     def attach(self, plan: Plan) -> Attachment:
         """Insert the program of a plan, start the command if there is one, and return the attachment to be closed."""
+
+
+T = TypeVar("T")
+
+
+class MachineKnowledge:
+    """
+    Cache of the engines' findings about this machine.
+
+    A caller that inserts several programs passes the same object, so that engines do not repeat their checks.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[type[Any], Any] = {}
+
+    def recall(self, kind: type[T]) -> T:
+        """Return the one object of class ``kind`` in this cache; the first call creates it."""
+        if kind not in self._known:
+            self._known[kind] = kind()
+        known: T = self._known[kind]
+        return known
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """User's options for the engine of an insertion; see the options of ``run``."""
+
+    allow_write: bool = False
+    symbols: SymbolProvider = OWN_SYMBOLS
+    debugger: tuple[str, ...] | None = None
+    core_directory: str = "."
+    overhead: float | None = None
+    """Maximum percentage of a CPU that hits may take (``--overhead``); 0: no limit, None: the scope's default."""
+    replaceable: bool = False
+    """True if the caller may later replace this program while it runs."""
+    traces_already: bool = False
+    """True if this tool already traces the process in scope, for the program that this one replaces."""
+    tracers: frozenset[int] = frozenset()
+    """Process ids of the tracers of other programs, with which this one may be attached at the same time."""
+    present: tuple[object, ...] = ()
+    """Attachments with which this one may be attached at the same time."""
+    own: Mapping[str, Any] = field(default_factory=dict)
+    """
+    Options of single engines by name; an engine ignores options of others, except those in ``demands`` of the registry.
+    """
+    knowledge: MachineKnowledge = field(default_factory=MachineKnowledge)

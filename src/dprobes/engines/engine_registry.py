@@ -19,8 +19,15 @@ from dprobes.errors import EngineError
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 
-    from dprobes.engines.engine_interface import Engine, Finding, LeftThings, PlaceNote, Scope
-    from dprobes.engines.engine_options import EngineOptions, MachineKnowledge
+    from dprobes.engines.engine_interface import (
+        Engine,
+        EngineOptions,
+        Finding,
+        LeftThings,
+        MachineKnowledge,
+        PlaceNote,
+        Scope,
+    )
     from dprobes.resolve.local_module import ResolvedProgram
     from dprobes.resolve.probepoints import ResolvedModule
     from dprobes.rpn.rpn_program import Program

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 from dprobes.bpf.map_layouts import HEAD_CELLS, MapName, table_map
 from dprobes.keyed.table_entries import TableStore
 from dprobes.keyed.table_layout import TableContents, TableRow, changed, merged
-from dprobes.platform.linux.cpus import cpu_limit
+from dprobes.platform.linux.procfs import cpu_limit
 from dprobes.rpn.keyed_tables import MEMORY_MAX
 
 if TYPE_CHECKING:

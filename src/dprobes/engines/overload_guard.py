@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.engines.engine_interface import Notice, ScopeKind
 from dprobes.errors import EngineError
-from dprobes.resolve.probed_space import Space, space_of
+from dprobes.resolve.probepoints import Space, space_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self
 from dprobes.bpf.map_layouts import power_of_two
 from dprobes.errors import EngineError
 from dprobes.platform.linux.call_proxy import map_code
-from dprobes.platform.linux.memory_file import memory_file
+from dprobes.platform.linux.process_calls import memory_file
 from dprobes.vm.world_context import SharedCells
 
 if TYPE_CHECKING:

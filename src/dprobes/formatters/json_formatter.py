@@ -33,8 +33,7 @@ from dprobes.formatters.templates.data_extraction import Fault, FieldKind, decod
 from dprobes.formatters.templates.template_model import Conversion, character
 from dprobes.formatters.templates.template_renderer import STACK_ENDS, render
 from dprobes.record.boot_clock import wall_time
-from dprobes.record.log_items import UNSEEN, LogItem, split_items
-from dprobes.record.log_record import decode_record
+from dprobes.record.log_record import UNSEEN, LogItem, decode_record, split_items
 from dprobes.rpn.instruction_set import StackEnd
 
 if TYPE_CHECKING:

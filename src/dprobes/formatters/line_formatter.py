@@ -332,7 +332,7 @@ def _clock(seconds: int) -> str:
 
 def _unnamed(data: bytes, word_size: int, byte_order: ByteOrder) -> str:
     """Return data without a description: as their items, else in hexadecimal."""
-    from dprobes.record.log_items import split_items
+    from dprobes.record.log_record import split_items
 
     items = split_items(data, word_size, byte_order)
     if items is None or not any(item.text for item in items):  # zeros are items without contents

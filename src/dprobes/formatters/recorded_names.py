@@ -13,8 +13,7 @@ from dprobes.formatters.address_names import AddressSymboliser, names_itself
 from dprobes.formatters.templates.data_extraction import decode_fields, placeholders
 from dprobes.formatters.templates.template_collection import ProgramTemplates
 from dprobes.formatters.templates.template_model import Conversion
-from dprobes.record.log_items import KERNEL_STACK, USER_STACK
-from dprobes.record.log_record import CODES_END, codes_in, decode_record
+from dprobes.record.log_record import CODES_END, KERNEL_STACK, USER_STACK, codes_in, decode_record
 from dprobes.record.record_table import PROBE_SIZE, RecordTable, TableBytes, TablePlaces
 from dprobes.rpn.instruction_set import StackEnd
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dprobes.keyed.key_parts import NO_NAMES, STACK_ENDS
-from dprobes.keyed.table_layout import row_parts
+from dprobes.keyed.table_layout import NO_NAMES, STACK_ENDS, row_parts
 from dprobes.record.log_record import LogRecord
 from dprobes.rpn.keyed_tables import KeyKind
 
@@ -13,8 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from dprobes.formatters.address_names import AddressSymboliser
-    from dprobes.keyed.key_parts import Names
-    from dprobes.keyed.table_layout import TableContents
+    from dprobes.keyed.table_layout import Names, TableContents
     from dprobes.record.record_origin import RecordSource
     from dprobes.rpn.keyed_tables import Table
     from dprobes.target.code_names import LocatedCode

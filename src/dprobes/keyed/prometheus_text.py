@@ -16,8 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, assert_never
 
-from dprobes.keyed.key_parts import NO_NAMES, Names, Part, kept_part, parts_of
-from dprobes.keyed.table_layout import buckets_of, shown_value
+from dprobes.keyed.table_layout import NO_NAMES, Names, Part, buckets_of, kept_part, parts_of, shown_value
 from dprobes.keyed.table_text import ordered_rows
 from dprobes.rpn.keyed_tables import KeyKind, TableKind, Unit
 from dprobes.rpn.word_arithmetic import signed

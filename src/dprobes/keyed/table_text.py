@@ -17,8 +17,7 @@ import json
 from typing import TYPE_CHECKING, Any, NamedTuple, assert_never
 
 from dprobes.escapes import escaped
-from dprobes.keyed.key_parts import NO_NAMES, Names, Part, kept_part, parts_of
-from dprobes.keyed.table_layout import bucket_of, buckets_of, shown_value
+from dprobes.keyed.table_layout import NO_NAMES, Names, Part, bucket_of, buckets_of, kept_part, parts_of, shown_value
 from dprobes.rpn.keyed_tables import UNNAMED, TableKind, Unit
 from dprobes.rpn.word_arithmetic import signed
 

@@ -6,8 +6,7 @@ import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from dprobes.engines.engine_interface import Scope
-from dprobes.engines.engine_options import EngineOptions
+from dprobes.engines.engine_interface import EngineOptions, Scope
 from dprobes.engines.engine_registry import AUTO, engine_row, named_engine
 from dprobes.engines.overload_guard import overhead_of
 from dprobes.errors import EngineError, ManagerError

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from dprobes.diagnostics import Diagnostics, Note, Severity
-from dprobes.engines.engine_interface import Notice, Scope
-from dprobes.engines.engine_options import MachineKnowledge
+from dprobes.engines.engine_interface import MachineKnowledge, Notice, Scope
 from dprobes.errors import ManagerError, NotSupportedError
 from dprobes.formatters.table_addresses import has_addresses
 from dprobes.manager.managed_program import InsertedProgram, describe_scope

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from dprobes.engines.engine_interface import Attachment, Scope
     from dprobes.manager.insert_request import InsertRequest
     from dprobes.manager.recorder import ProgramRecords
-    from dprobes.resolve.probe_state import ProbeState
-    from dprobes.resolve.probepoints import Probepoint
+    from dprobes.resolve.probepoints import Probepoint, ProbeState
     from dprobes.rpn.rpn_program import Program
     from dprobes.runs.run_steps import RunPlan
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dprobes.engines.engine_interface import Counts
 from dprobes.manager.wire_protocol import LEFT_OUT, NOT_SENT, Codes, Range, wire
-from dprobes.resolve.probe_state import ProbeState  # noqa: TC001 - the schema looks its fields' types up
+from dprobes.resolve.probepoints import ProbeState  # noqa: TC001 - the schema looks its fields' types up
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -12,7 +12,7 @@ from dprobes.escapes import escaped
 from dprobes.formatters.recorded_names import RecordedNames
 from dprobes.record.boot_clock import WallClock
 from dprobes.resolve.probepoints import places_of, with_files
-from dprobes.sinks.sink_interface import Batch, SinkOptions
+from dprobes.sinks import Batch, SinkOptions
 from dprobes.sinks.sink_thread import LogTargets, close_all
 from dprobes.sinks.target_kinds import parse_target
 from dprobes.trace.carried_names import NameRegister

@@ -24,8 +24,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, overload
 
 from dprobes.errors import FormatError
-from dprobes.record.log_items import ITEM_TOKENS
-from dprobes.record.log_record import FIXED_ITEMS, PROCESS_NAME_MAX, Item, flag_word, header_struct
+from dprobes.record.log_record import FIXED_ITEMS, ITEM_TOKENS, PROCESS_NAME_MAX, Item, flag_word, header_struct
 from dprobes.rpn.instruction_set import Token
 
 if TYPE_CHECKING:

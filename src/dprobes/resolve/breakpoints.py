@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import Note, first_of
 from dprobes.errors import TargetError
-from dprobes.resolve.probe_state import ProbeState
-from dprobes.resolve.probed_space import check_skip
 from dprobes.resolve.probepoints import (
     NEVER_RETURNS,
     NO_EXITS,
@@ -23,6 +21,8 @@ from dprobes.resolve.probepoints import (
     ProbedCode,
     ProbeKind,
     Probepoint,
+    ProbeState,
+    check_skip,
     opcode_state,
     probepoint_in_code,
 )

@@ -13,7 +13,7 @@ from dprobes.ppdf.code_images import HOSTS
 from dprobes.ppdf.ppdf_model import EbpfCode, EbpfMap
 from dprobes.record.log_record import Item
 from dprobes.resolve.kernel_places import KERNEL_CODE
-from dprobes.resolve.probed_space import Space, space_of
+from dprobes.resolve.probepoints import Space, space_of
 from dprobes.rpn.instruction_encoding import encode
 from dprobes.rpn.program_needs import (
     entry_instructions,

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING
 from dprobes.arch.x86_processors import WATCHPOINT_LENGTHS, WATCHPOINTS
 from dprobes.diagnostics import Note
 from dprobes.errors import TargetError
-from dprobes.resolve.probe_state import ProbeState
-from dprobes.resolve.probepoints import ProbeKind, Probepoint, SampleClock, WatchedMemory
+from dprobes.resolve.probepoints import ProbeKind, Probepoint, ProbeState, SampleClock, WatchedMemory
 from dprobes.rpn.program_needs import traced_fields
 from dprobes.rpn.rpn_program import Access, Address, Expression, Sampler, Tracepoint
 
 if TYPE_CHECKING:
     from dprobes.diagnostics import Diagnostics
-    from dprobes.resolve.probed_space import SymbolSpace
+    from dprobes.resolve.probepoints import SymbolSpace
     from dprobes.rpn.rpn_program import ProbeDefinition, Program
     from dprobes.source_text import Span
     from dprobes.target.kernel.traced_fields import TracedEvent

@@ -17,15 +17,16 @@ from dprobes.arch import host_architecture
 from dprobes.diagnostics import Note
 from dprobes.errors import TargetError
 from dprobes.resolve.codeless_probes import resolve_samplers, resolve_tracepoints, resolve_watchpoints
-from dprobes.resolve.probe_state import ProbeState
-from dprobes.resolve.probed_space import check_skip, pushed_symbols
 from dprobes.resolve.probepoints import (
     TAKEN,
     LeftOutProbe,
     ProbedCode,
     Probepoint,
+    ProbeState,
+    check_skip,
     opcode_state,
     probepoint_in_code,
+    pushed_symbols,
 )
 from dprobes.rpn.instruction_encoding import encode
 from dprobes.rpn.rpn_program import Address, Expression, Glob, ModuleType, Offset, Sampler, Tracepoint

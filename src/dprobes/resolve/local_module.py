@@ -9,8 +9,7 @@ from dprobes.arch import ARCHITECTURE_NAMES, Architecture, architecture, go_arch
 from dprobes.diagnostics import Severity
 from dprobes.errors import TargetError
 from dprobes.resolve.breakpoints import GoConventions, resolve_breakpoints
-from dprobes.resolve.probed_space import ANYWHERE, EveryProcess, Space, pushed_symbols, space_of
-from dprobes.resolve.probepoints import ResolvedModule
+from dprobes.resolve.probepoints import ANYWHERE, EveryProcess, ResolvedModule, Space, pushed_symbols, space_of
 from dprobes.rpn.instruction_encoding import encode
 from dprobes.rpn.program_checker import check
 from dprobes.rpn.rpn_program import Offset, Usdt, calls_extensions

@@ -15,7 +15,7 @@ from dprobes.errors import TargetError
 from dprobes.ppdf.code_images import HOSTS, MACHINES
 from dprobes.ppdf.ppdf_model import Ppdf
 from dprobes.resolve.local_module import check_with_extensions, open_named_module, resolve
-from dprobes.resolve.probed_space import Space, space_of
+from dprobes.resolve.probepoints import Space, space_of
 from dprobes.rpn.program_checker import check
 from dprobes.rpn.program_needs import writing_instructions
 from dprobes.rpn.rpn_program import Glob, ModuleType, calls_extensions

@@ -1,27 +1,35 @@
-"""The result of resolution: probepoints and a description of their module."""
+"""
+The result of resolution: probepoints, their states until removal, and a description of their module.
+
+The space of probepoints is the files of a module, every process, the whole system, or the kernel. It selects the
+functions that find the probepoints of a program: ``local_module`` has a case for each.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from dprobes.errors import TargetError
 from dprobes.record.record_origin import Place
-from dprobes.resolve.probe_state import ProbeState
+from dprobes.rpn.operands import like_statement
+from dprobes.rpn.program_needs import skipping_instruction, watches_user_addresses
+from dprobes.rpn.rpn_program import Expression, ModuleType
 from dprobes.target.code.function_exits import Exits
 from dprobes.target.elf.elf_file import ElfFile
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from dprobes.arch import Architecture
     from dprobes.arch.usdt_arguments import Argument
     from dprobes.diagnostics import Diagnostics
     from dprobes.record.record_origin import RecordSource
     from dprobes.rpn.instruction_encoding import CodeImage
-    from dprobes.rpn.rpn_program import Access, ProbeDefinition
+    from dprobes.rpn.rpn_program import Access, ProbeDefinition, Program
     from dprobes.source_text import Diagnostic
     from dprobes.target.code.machine_code import DecodedInstruction
     from dprobes.target.kernel.traced_fields import TracedEvent
@@ -29,21 +37,60 @@ if TYPE_CHECKING:
     from dprobes.target.usdt import UsdtSite
 
 __all__ = [
+    "ANYWHERE",
+    "MACHINE",
     "NEVER_RETURNS",
     "NO_EXITS",
     "TAKEN",
+    "EveryProcess",
     "LeftOutProbe",
     "ProbeKind",
+    "ProbeState",
     "ProbedCode",
     "Probepoint",
     "ResolvedModule",
     "SampleClock",
+    "Space",
+    "SymbolSpace",
     "WatchedMemory",
+    "check_skip",
+    "impossible_address",
     "opcode_state",
     "places_of",
     "probepoint_in_code",
+    "pushed_symbols",
+    "space_of",
     "with_files",
 ]
+
+
+class ProbeState(Enum):
+    """A state of a probepoint; the values are the words that ``query`` prints (recovered reference 2.4)."""
+
+    COMPILED = "COMPILED"
+    ACTIVE = "ACTIVE"
+    MISMATCH = "MISMATCH"
+    CONFLICT = "CONFLICT"
+    DISABLED = "DISABLED"
+    REMOVED = "REMOVED"
+    INVALID_OFFSET = "INVALID_OFFSET"
+    EXCLUDED = "EXCLUDED"
+    DEBUGREG_UNAVAIL = "DEBUGREG_UNAVAIL"
+    WATCHPOINT_LEN_INVALID = "WATCHPOINT_LEN_INVALID"
+
+    @property
+    def is_obstacle(self) -> bool:
+        """True if a probepoint in this state was never inserted."""
+        return self not in (ProbeState.COMPILED, ProbeState.ACTIVE, ProbeState.DISABLED, ProbeState.REMOVED)
+
+    def line(self, reason: str, where: str = "", outcome: str = "not inserted") -> str:
+        """Return "STATE WHERE: REASON; OUTCOME", a line about a probepoint that is missing."""
+        return f"{self.value}{where and ' '}{where}: {reason}; {outcome}"
+
+
+def impossible_address(address: int) -> str:
+    """Return the reason why a watchpoint's run-time address is an INVALID_OFFSET."""
+    return f"no program can have the address {address:#x}"
 
 
 class ProbeKind(Enum):
@@ -112,7 +159,7 @@ class Probepoint(NamedTuple):
     A place where the handler of a probe definition runs.
 
     ``number`` is that of the definition. ``path`` is the file that contains the place, or a name in place of a file
-    (``probed_space``). ``where`` is the name of the place in it for people: a function and an offset, if a symbol is
+    (``Space``). ``where`` is the name of the place in it for people: a function and an offset, if a symbol is
     known. ``subject`` has the data that only probepoints of this ``kind`` have. ``state`` is COMPILED, or the reason
     why the probepoint will not be inserted; ``detail`` is the difference of a MISMATCH. ``function`` is the name of the
     function where a pattern or 'return = yes' was written, else empty.
@@ -302,3 +349,93 @@ def with_files(source: RecordSource, probes: Iterable[Probepoint]) -> RecordSour
             if (build_id := ElfFile.open(path).build_id) is not None:
                 build_ids[build_id] = None
     return replace(source, build_ids=tuple(build_ids), paths=tuple(paths))
+
+
+def pushed_symbols(
+    program: Program, address_of: Callable[[str], int], diagnostics: Diagnostics
+) -> tuple[tuple[str, int], ...]:
+    """Return the addresses of the symbols that handlers push; add an error for each that has none."""
+    symbols: dict[str, int] = {}
+    for code in program.bodies():
+        for instruction in code.instructions:
+            match instruction.operand:
+                case Expression(_, str(name)) if name not in symbols:
+                    try:
+                        symbols[name] = address_of(name)
+                    except TargetError as error:
+                        hint = error.hint or like_statement(instruction.row.operator, name)
+                        diagnostics.error(instruction.operand_place, error.message, hint=hint)
+    return tuple(symbols.items())
+
+
+def check_skip(
+    program: Program, definition: ProbeDefinition, where: str, diagnostics: Diagnostics, *, begins: bool
+) -> None:
+    """Add an error if a handler skips the function, and no function ``begins`` at the place ``where``."""
+    if begins:
+        return
+    if (skip := skipping_instruction(program, definition)) is not None:
+        diagnostics.error(
+            skip.span,
+            f"'skip' returns from the function that begins at the probepoint, but none begins at {where}",
+            hint="only there the return address is on top of the stack: write 'offset =' with the function's name",
+        )
+
+
+ANYWHERE = "*"
+"""Module name in programs with samplers of all code, whatever the CPU executes."""
+MACHINE = "machine"
+"""Module name in programs about the machine itself, for any software on it."""
+
+
+class Space(Enum):
+    """The spaces of a program's probepoints; the values are text for users."""
+
+    MODULE = "the files of a module"
+    PROCESSES = "every process"
+    SYSTEM = "whatever runs"
+    KERNEL = "the kernel and its modules"
+
+
+def space_of(program: Program) -> Space:
+    """Return the space of a program's probepoints."""
+    if program.name == ANYWHERE:
+        return Space.SYSTEM
+    if watches_user_addresses(program) and program.name != MACHINE:
+        return Space.PROCESSES
+    return Space.MODULE if program.modtype is ModuleType.USER else Space.KERNEL
+
+
+class SymbolSpace(Protocol):
+    """A space in which symbols have addresses; a ``Module`` is one."""
+
+    @property
+    def path(self) -> Path:
+        """The path of the file, or the name of the space in messages."""
+
+    @property
+    def word_size(self) -> int:
+        """Size of an address in bytes."""
+
+    def address_of(self, symbol: str) -> int:
+        """Return the link address of a symbol; raise ``TargetError`` if there is none."""
+
+
+class EveryProcess(NamedTuple):
+    """The processes of one architecture: a space without symbols, for programs that watch addresses."""
+
+    architecture: Architecture
+
+    @property
+    def path(self) -> Path:
+        """The name of the space in messages, in the place of a file name."""
+        return Path(f"{self.architecture.name} programs")
+
+    @property
+    def word_size(self) -> int:
+        """Size of an address in bytes."""
+        return self.architecture.word_size
+
+    def address_of(self, symbol: str) -> int:
+        """Raise ``TargetError``: symbols belong to files."""
+        raise TargetError(f"'{symbol}' is not an address of every program")

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 from dprobes.arch.usdt_arguments import ARGUMENTS_MAX
 from dprobes.diagnostics import either
 from dprobes.errors import TargetError
-from dprobes.resolve.probe_state import ProbeState
-from dprobes.resolve.probepoints import TAKEN, LeftOutProbe, ProbedCode, ProbeKind, Probepoint
+from dprobes.resolve.probepoints import TAKEN, LeftOutProbe, ProbedCode, ProbeKind, Probepoint, ProbeState
 from dprobes.rpn.program_needs import usdt_arguments
 from dprobes.target.code.machine_code import Boundary, check_boundary, first_instructions
 from dprobes.target.probed_module import NOT_EXPECTED

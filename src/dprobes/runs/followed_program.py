@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, assert_never
 
 from dprobes.engines.engine_interface import Begun, Counts, Finished, Notice, Pause, RecordBatch, StateEvent, Stop
 from dprobes.errors import DprobesError, InternalError
-from dprobes.resolve.probe_state import ProbeState
-from dprobes.resolve.probepoints import NEVER_RETURNS
+from dprobes.resolve.probepoints import NEVER_RETURNS, ProbeState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 
     from dprobes.dpc.tool_block import ToolProgram
     from dprobes.engines.attachment_group import AttachmentGroup
-    from dprobes.engines.engine_interface import Attachment, Plan, Scope
-    from dprobes.engines.engine_options import EngineOptions
+    from dprobes.engines.engine_interface import Attachment, EngineOptions, Plan, Scope
     from dprobes.engines.shared_globals import GlobalVariables
     from dprobes.record.log_record import Item
     from dprobes.resolve.local_module import ResolvedProgram

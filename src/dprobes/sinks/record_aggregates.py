@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dprobes.formatters.templates.template_model import Value
     from dprobes.record.log_record import LogRecord
     from dprobes.record.record_origin import Place, RecordSource
-    from dprobes.sinks.sink_interface import Batch
+    from dprobes.sinks import Batch
 
 __all__ = [
     "GROUPS_MAX",

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dprobes.record.boot_clock import wall_offset
-from dprobes.sinks.sink_interface import Batch, bytes_of
+from dprobes.sinks import Batch, bytes_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from dprobes.keyed.table_layout import TableContents
     from dprobes.record.record_origin import RecordSource
-    from dprobes.sinks.sink_interface import Sink
+    from dprobes.sinks import Sink
 
 __all__ = ["Created", "Destroyed", "Message", "Pace", "Problems", "RecordQueue", "Tables"]
 

@@ -16,16 +16,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dprobes.errors import FormatError, RecordsRefusedError, SinkError, reason_of
+from dprobes.sinks import Batch
 from dprobes.sinks.sink_backlog import Created, Destroyed, Pace, Problems, RecordQueue, Tables
-from dprobes.sinks.sink_interface import Batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from dprobes.keyed.table_layout import TableContents
     from dprobes.record.record_origin import RecordSource
+    from dprobes.sinks import Sink, SinkOptions
     from dprobes.sinks.sink_backlog import Message
-    from dprobes.sinks.sink_interface import Sink, SinkOptions
     from dprobes.sinks.target_kinds import LogTargetName
 
 __all__ = ["LogTarget", "LogTargets", "TargetStatus", "close_all"]

@@ -19,8 +19,7 @@ from dprobes.formatters.address_names import AddressSymboliser
 from dprobes.formatters.templates.data_columns import fixed_layout
 from dprobes.formatters.templates.data_extraction import Fault, Field, FieldKind, decode_fields, fields_of, unique_name
 from dprobes.formatters.templates.template_collection import ProgramTemplates
-from dprobes.record.log_items import CUT_ITEM, UNSEEN
-from dprobes.record.log_record import decode_record
+from dprobes.record.log_record import CUT_ITEM, UNSEEN, decode_record
 from dprobes.sinks.text_sinks import BatchFormatter
 
 if TYPE_CHECKING:
@@ -29,10 +28,9 @@ if TYPE_CHECKING:
     from dprobes.formatters.address_names import Symboliser
     from dprobes.formatters.templates.data_extraction import Value
     from dprobes.formatters.templates.template_model import Template
-    from dprobes.record.log_items import LogItem
-    from dprobes.record.log_record import ByteOrder, LogRecord
+    from dprobes.record.log_record import ByteOrder, LogItem, LogRecord
     from dprobes.record.record_origin import Place, RecordSource
-    from dprobes.sinks.sink_interface import Batch
+    from dprobes.sinks import Batch
 
 __all__ = [
     "ArgumentReader",

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from importlib.metadata import EntryPoint
 
-    from dprobes.sinks.sink_interface import Sink, SinkOptions
+    from dprobes.sinks import Sink, SinkOptions
 
 __all__ = ["ALIASES", "KINDS", "LogTargetName", "SinkKind", "compression_of", "is_trace_name", "kinds", "parse_target"]
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dprobes.formatters.line_formatter import TerminalColumns
     from dprobes.keyed.table_layout import TableContents
     from dprobes.record.record_origin import Place, RecordSource
-    from dprobes.sinks.sink_interface import Batch, Sink, SinkOptions
+    from dprobes.sinks import Batch, Sink, SinkOptions
 
 __all__ = ["BatchFormatter", "TextSink", "byte_sink", "refuse_binary", "write_parts"]
 

@@ -18,8 +18,7 @@ from dprobes.formatters.address_names import AddressSymboliser
 from dprobes.formatters.templates.data_columns import RaggedData, fixed_places, steps_of
 from dprobes.formatters.templates.data_extraction import Fault, FieldKind, decode_fields
 from dprobes.formatters.templates.template_model import character
-from dprobes.record.log_items import ITEM_TOKENS, UNSEEN, split_items
-from dprobes.record.log_record import Item, decode_record
+from dprobes.record.log_record import ITEM_TOKENS, UNSEEN, Item, decode_record, split_items
 from dprobes.record.record_table import PackedRows, repeated
 from dprobes.tables.table_schema import HEADER_COLUMNS, field_columns, field_type, name_columns, name_type, table_schema
 
@@ -30,8 +29,7 @@ if TYPE_CHECKING:
 
     from dprobes.formatters.templates.data_extraction import Decoded, Field
     from dprobes.formatters.templates.template_model import Template, Value
-    from dprobes.record.log_items import LogItem
-    from dprobes.record.log_record import LogRecord
+    from dprobes.record.log_record import LogItem, LogRecord
     from dprobes.record.record_origin import Place
     from dprobes.record.record_table import Rows
     from dprobes.trace.trace_content import TraceProgram

@@ -17,15 +17,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dprobes.errors import SinkError, reason_of
+from dprobes.sinks import bytes_of
 from dprobes.sinks.local.trace_file_target import TraceFileSink
-from dprobes.sinks.sink_interface import bytes_of
 from dprobes.tables.parquet_journals import Journal, abandoned, start_converter
 
 if TYPE_CHECKING:
     import subprocess
 
     from dprobes.record.record_origin import RecordSource
-    from dprobes.sinks.sink_interface import Batch, Sink, SinkOptions
+    from dprobes.sinks import Batch, Sink, SinkOptions
 
 __all__ = ["ParquetSink", "open"]
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from dprobes.engines.engine_interface import Attachment, Engine, Event
     from dprobes.engines.shared_globals import GlobalVariables
-    from dprobes.resolve.probe_state import ProbeState
+    from dprobes.resolve.probepoints import ProbeState
     from dprobes.rpn.rpn_program import Program
 
 

@@ -20,7 +20,7 @@ from dprobes.errors import EngineError
 from dprobes.formatters.table_addresses import names_for
 from dprobes.keyed.table_layout import row_parts
 from dprobes.record.record_origin import RecordSource
-from dprobes.resolve.probe_state import ProbeState
+from dprobes.resolve.probepoints import ProbeState
 from dprobes.target.process_images import ProcessImages
 from integration.ebpf.insessions import THREE, followed, job_for, on_demand
 from integration.ebpf.kernel import descriptors, require_bpf, require_initial_namespace

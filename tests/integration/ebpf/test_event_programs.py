@@ -35,8 +35,7 @@ from dprobes.engines.ebpf.attach.module_watch import (
 )
 from dprobes.engines.ebpf.kernel.bpf_links import attach_typed_tracepoint
 from dprobes.engines.ebpf.kernel.bpf_objects import ArrayMap, HashMap, KernelTables, load
-from dprobes.engines.ebpf.kernel.kernel_features import Feature, Features
-from dprobes.engines.ebpf.kernel.kernel_types import KernelTypes
+from dprobes.engines.ebpf.kernel.kernel_features import Feature, Features, KernelTypes
 from dprobes.engines.ebpf.kernel.ring_reader import RingBuffer
 from dprobes.engines.keyed_table_maps import zeros_size
 from dprobes.platform.linux.bpf_calls import ProgramFlag, ProgramType

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dprobes.engines.ebpf.kernel.kernel_features import Feature, Features
-from dprobes.engines.ebpf.kernel.kernel_types import KERNEL_BTF, KernelTypes
+from dprobes.engines.ebpf.kernel.kernel_features import KERNEL_BTF, Feature, Features, KernelTypes
 from dprobes.target.btf import Kind
 from integration.ebpf.kernel import descriptors, require_bpf
 

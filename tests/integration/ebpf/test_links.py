@@ -25,8 +25,8 @@ from dprobes.engines.ebpf.kernel.kernel_features import Feature, Features
 from dprobes.engines.ebpf.kernel.ring_reader import wait
 from dprobes.errors import DprobesError, EngineError, NotSupportedError, TargetError
 from dprobes.platform.linux.bpf_calls import ProgramType
-from dprobes.platform.linux.cpus import online_cpus
 from dprobes.platform.linux.perf_calls import Access
+from dprobes.platform.linux.procfs import online_cpus
 from integration.ebpf.kernel import Memory, file_offset, hit_program, memory
 from integration.support import TIMEOUT, Builder
 

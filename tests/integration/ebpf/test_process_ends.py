@@ -14,7 +14,7 @@ import pytest
 from dprobes.bpf.map_layouts import SCOPE_VALUE, Status
 from dprobes.engines.ebpf.attach.process_programs import follow_processes
 from dprobes.engines.ebpf.attach.run_scope import KEY
-from dprobes.engines.ebpf.kernel.kernel_types import KernelTypes
+from dprobes.engines.ebpf.kernel.kernel_features import KernelTypes
 from integration.ebpf.kernel import memory, require_bpf, require_initial_namespace
 from integration.support import TIMEOUT, await_line
 

@@ -19,7 +19,7 @@ from dprobes.engines.overload_guard import UNLIMITED
 from dprobes.engines.ptrace.ptrace_engine import PtraceEngine
 from dprobes.engines.shared_globals import GlobalVariables
 from dprobes.errors import EngineError, NotSupportedError
-from dprobes.resolve.probe_state import ProbeState
+from dprobes.resolve.probepoints import ProbeState
 from integration.ebpf.insessions import Followed, followed, job_for, on_demand
 from integration.ebpf.kernel import require_bpf, require_initial_namespace
 from integration.support import TIMEOUT, await_true, code_is_original, running

@@ -18,7 +18,7 @@ from dprobes.diagnostics import Diagnostics
 from dprobes.engines.ebpf.ebpf_engine import EbpfEngine
 from dprobes.engines.ebpf.kernel.kernel_features import Feature, Features
 from dprobes.errors import SourceError
-from dprobes.platform.linux.cpus import online_cpus
+from dprobes.platform.linux.procfs import online_cpus
 from dprobes.resolve.local_module import resolve
 from dprobes.rpn.compilation_passes import CompileOptions, parse_file
 from dprobes.target.probed_module import Module

@@ -18,8 +18,7 @@ from dprobes.engines.ebpf.attach import process_programs as signal_programs
 from dprobes.engines.ebpf.attach.process_programs import watch_signals
 from dprobes.engines.ebpf.kernel.bpf_links import attach_typed_tracepoint, attach_uprobes, uprobe_attach_type
 from dprobes.engines.ebpf.kernel.bpf_objects import load
-from dprobes.engines.ebpf.kernel.kernel_features import Features
-from dprobes.engines.ebpf.kernel.kernel_types import KernelTypes
+from dprobes.engines.ebpf.kernel.kernel_features import Features, KernelTypes
 from dprobes.errors import TargetError
 from dprobes.platform.linux.bpf_calls import ProgramType
 from dprobes.target.btf import Kind

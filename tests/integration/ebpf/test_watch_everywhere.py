@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.platform.linux import perf_calls
-from dprobes.platform.linux.cpus import online_cpus
+from dprobes.platform.linux.procfs import online_cpus
 from integration.ebpf.kernel import has_begun, require_bpf, require_initial_namespace
 from integration.support import TIMEOUT, await_true, symbols_of
 

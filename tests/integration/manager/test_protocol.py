@@ -32,8 +32,7 @@ from dprobes.manager.manager_messages import (
     Stopped,
 )
 from dprobes.manager.wire_protocol import VERSION, decode, encode, members
-from dprobes.resolve.probe_state import ProbeState
-from dprobes.resolve.probepoints import ProbeKind, Probepoint, SampleClock, WatchedMemory
+from dprobes.resolve.probepoints import ProbeKind, Probepoint, ProbeState, SampleClock, WatchedMemory
 from dprobes.rpn.rpn_program import Access, Code, ProbeDefinition, Sampler
 from dprobes.sinks.sink_thread import TargetStatus
 from dprobes.target.kernel.traced_fields import Source, TracedEvent

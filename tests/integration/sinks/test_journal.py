@@ -19,8 +19,8 @@ from dprobes.keyed.table_entries import TableStore
 from dprobes.record.log_record import LogRecord, encode_record
 from dprobes.record.record_origin import RecordSource
 from dprobes.rpn.keyed_tables import Key, KeyKind, Table, TableKind
+from dprobes.sinks import Batch, SinkOptions
 from dprobes.sinks.local.journal_target import MESSAGE_ID, JournalSink
-from dprobes.sinks.sink_interface import Batch, SinkOptions
 from dprobes.sinks.target_kinds import parse_target
 from integration.sinks.journald import Journald, entries_of
 from integration.sinks.test_syslog import OFFSET, PLACE, batch_of, opened

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dprobes.record.line_frames import Frame, FrameDecoder
-from dprobes.sinks.sink_interface import SinkOptions
+from dprobes.sinks import SinkOptions
 from dprobes.sinks.sink_thread import LogTarget
 from dprobes.sinks.target_kinds import parse_target
 from integration.manager.sandbox import Sandbox, Service, service

@@ -21,8 +21,8 @@ from dprobes.keyed.table_layout import TableContents, TableRow
 from dprobes.record.log_record import LogRecord, encode_record
 from dprobes.record.record_origin import Place, RecordSource
 from dprobes.rpn.keyed_tables import Table, TableKind
+from dprobes.sinks import Batch, SinkOptions
 from dprobes.sinks.otlp.otlp_target import endpoint_of, metrics_endpoint_of
-from dprobes.sinks.sink_interface import Batch, SinkOptions
 from dprobes.sinks.sink_thread import LogTarget
 from dprobes.sinks.target_kinds import parse_target
 from integration.sinks.collector import Collector, attributes_of
@@ -31,7 +31,7 @@ from integration.support import DPROBES, TIMEOUT, Builder, Runner, await_true, e
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dprobes.sinks.sink_interface import Sink
+    from dprobes.sinks import Sink
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="OpenTelemetry's exporter is not installed")
 

@@ -19,7 +19,7 @@ import pytest
 from dprobes.errors import SinkError
 from dprobes.record.log_record import LogRecord, encode_record
 from dprobes.record.record_origin import Place, RecordSource
-from dprobes.sinks.sink_interface import Batch, SinkOptions
+from dprobes.sinks import Batch, SinkOptions
 from dprobes.sinks.target_kinds import parse_target
 from dprobes.tables.parquet_target import ParquetSink
 from dprobes.tables.sql_database import Database

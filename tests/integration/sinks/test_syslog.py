@@ -15,7 +15,7 @@ import pytest
 from dprobes.errors import SinkError
 from dprobes.record.log_record import LogRecord, encode_record
 from dprobes.record.record_origin import Place, RecordSource
-from dprobes.sinks.sink_interface import Batch, SinkOptions
+from dprobes.sinks import Batch, SinkOptions
 from dprobes.sinks.sink_thread import LogTarget
 from dprobes.sinks.syslog import syslog_transports
 from dprobes.sinks.syslog.syslog_transports import Tls

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from dprobes.diagnostics import Diagnostics
-from dprobes.dpc.c_source import dump_lines
-from dprobes.dpc.compiler import PASSES
+from dprobes.dpc.compiler import PASSES, dump_lines
 from dprobes.errors import SourceError
 from dprobes.rpn.compilation_passes import CompileOptions
 from dprobes.source_text import SourceFile

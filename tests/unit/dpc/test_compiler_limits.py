@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dprobes.diagnostics import Diagnostics
-from dprobes.dpc.c_source import compile_source, dump_lines
+from dprobes.dpc.compiler import compile_source, dump_lines
 from dprobes.errors import SourceError
 from dprobes.rpn.compilation_passes import CompileOptions
 from dprobes.source_text import SourceFile

@@ -11,8 +11,7 @@ from dprobes.engines.ebpf import ebpf_engine as ebpf
 from dprobes.engines.ebpf.attach.code_mappers import Mapper
 from dprobes.engines.engine_capabilities import Capability, Requirement
 from dprobes.engines.engine_choice import Choice, Selection, choose
-from dprobes.engines.engine_interface import Job, Scope
-from dprobes.engines.engine_options import EngineOptions
+from dprobes.engines.engine_interface import EngineOptions, Job, Scope
 from dprobes.engines.engine_registry import EngineRow, KernelSupport
 from dprobes.resolve.local_module import ResolvedProgram, resolve_here
 from dprobes.rpn.compilation_passes import CompileOptions, parse_source

@@ -10,8 +10,7 @@ import pytest
 import dprobes
 from dprobes.engines.ebpf.ebpf_options import RING_SIZE, EbpfOptions
 from dprobes.engines.engine_choice import scope_problem
-from dprobes.engines.engine_interface import Engine, Scope, ScopeKind
-from dprobes.engines.engine_options import EngineOptions, MachineKnowledge
+from dprobes.engines.engine_interface import Engine, EngineOptions, MachineKnowledge, Scope, ScopeKind
 from dprobes.engines.engine_registry import (
     AUTO,
     EngineRow,

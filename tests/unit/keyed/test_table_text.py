@@ -10,7 +10,7 @@ from dprobes.keyed.table_text import lost_text, table_lines
 from dprobes.rpn.keyed_tables import Key, KeyKind, Table, TableKind, Unit
 
 if TYPE_CHECKING:
-    from dprobes.keyed.key_parts import Names
+    from dprobes.keyed.table_layout import Names
 
 
 class Named:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dprobes.diagnostics import Diagnostics
-from dprobes.dpc.c_source import compile_source
+from dprobes.dpc.compiler import compile_source
 from dprobes.ppdf.ppdf_file import encode
 from dprobes.ppdf.ppdf_model import Ppdf
 from dprobes.rpn.compilation_passes import CompileOptions

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import Diagnostics
 from dprobes.resolve.codeless_probes import resolve_samplers
-from dprobes.resolve.probe_state import ProbeState
-from dprobes.resolve.probepoints import ProbeKind
+from dprobes.resolve.probepoints import ProbeKind, ProbeState
 from dprobes.rpn.compilation_passes import CompileOptions, parse_source
 from dprobes.source_text import SourceFile
 

@@ -9,8 +9,7 @@ import pytest
 
 from dprobes.diagnostics import Diagnostics
 from dprobes.resolve.codeless_probes import length_problem, resolve_watchpoints
-from dprobes.resolve.probe_state import ProbeState
-from dprobes.resolve.probepoints import WatchedMemory
+from dprobes.resolve.probepoints import ProbeState, WatchedMemory
 from dprobes.rpn.compilation_passes import parse_source
 from dprobes.rpn.rpn_program import Access
 from dprobes.source_text import SourceFile

@@ -10,7 +10,7 @@ from dprobes.arch import architecture
 from dprobes.diagnostics import Diagnostics
 from dprobes.errors import SourceError
 from dprobes.resolve.kernel_places import ResolvedKernel, kernel_module_of, resolve_kernel
-from dprobes.resolve.probe_state import ProbeState
+from dprobes.resolve.probepoints import ProbeState
 from dprobes.rpn.compilation_passes import parse_source
 from dprobes.source_text import SourceFile
 from dprobes.target.kernel.kernel_files import is_patched_form

@@ -15,7 +15,7 @@ from dprobes.errors import SourceError, TargetError
 from dprobes.ppdf.ppdf_file import decode, encode
 from dprobes.resolve.local_module import resolve
 from dprobes.resolve.portable_program import build_ppdf
-from dprobes.resolve.probe_state import ProbeState
+from dprobes.resolve.probepoints import ProbeState
 from dprobes.rpn.compilation_passes import parse_source
 from dprobes.source_text import SourceFile
 from dprobes.target.carried_symbols import CarriedBuild, CarriedSymbols, OtherBuild

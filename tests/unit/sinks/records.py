@@ -6,7 +6,7 @@ from typing import Any
 
 from dprobes.record.log_record import LogRecord, encode_record
 from dprobes.record.record_origin import Place, RecordSource
-from dprobes.sinks.sink_interface import Batch
+from dprobes.sinks import Batch
 
 PLACE = Place("app", "main")
 SOURCE = RecordSource(1, "app", "app", 1)

@@ -14,10 +14,10 @@ from dprobes.formatters.field_values import HEADER_FIELDS, FieldValues
 from dprobes.record.log_record import LogRecord, encode_record
 from dprobes.record.record_origin import Place
 from dprobes.record.record_table import PackedRows, RecordTable
+from dprobes.sinks import Batch
 from dprobes.sinks import record_aggregates as module
 from dprobes.sinks.field_columns import FieldColumns, NoColumnError
 from dprobes.sinks.record_aggregates import Aggregates
-from dprobes.sinks.sink_interface import Batch
 from dprobes.trace.record_columns import rows_of
 from dprobes.trace.trace_content import RecordBlock, TraceProgram
 from dprobes.trace.trace_frames import RECORDS_HEAD, records_frame

@@ -17,11 +17,11 @@ import pytest
 
 from dprobes.errors import SinkError
 from dprobes.record.line_frames import Frame, FrameDecoder, Lost
+from dprobes.sinks import Batch, SinkOptions
 from dprobes.sinks.local import klog_target, serial_target
 from dprobes.sinks.local.file_target import FileOutlet
 from dprobes.sinks.local.klog_target import DEVICE, KernelLogOutlet
 from dprobes.sinks.local.serial_target import SerialOutlet
-from dprobes.sinks.sink_interface import Batch, SinkOptions
 from dprobes.sinks.target_kinds import parse_target
 from dprobes.trace.trace_content import LostRecords, TraceRecord
 from dprobes.trace.trace_reader import TraceReader

@@ -9,9 +9,9 @@ import pytest
 from dprobes.cli.output.aggregation import print_aggregates
 from dprobes.errors import FormatError
 from dprobes.record.record_origin import Place
+from dprobes.sinks import Batch
 from dprobes.sinks import record_aggregates as module
 from dprobes.sinks.record_aggregates import Aggregates, Measures
-from dprobes.sinks.sink_interface import Batch
 from unit.sinks.records import SOURCE, record
 
 READ, WRITE = Place("app", "do_read"), Place("app", "do_write")

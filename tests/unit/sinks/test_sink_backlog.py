@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dprobes.record.record_origin import RecordSource
+from dprobes.sinks import Batch
 from dprobes.sinks.sink_backlog import Created, Destroyed, Message, RecordQueue, Tables
-from dprobes.sinks.sink_interface import Batch
 from unit.sinks.records import OTHER, PLACE, SOURCE, batch, record
 
 

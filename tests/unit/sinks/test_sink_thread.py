@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dprobes.errors import FormatError, RecordsRefusedError, SinkError
-from dprobes.sinks import target_kinds
-from dprobes.sinks.sink_interface import Batch, SinkOptions
+from dprobes.sinks import Batch, SinkOptions, target_kinds
 from dprobes.sinks.sink_thread import LogTarget, LogTargets, close_all
 from dprobes.sinks.target_kinds import LogTargetName, SinkKind, parse_target
 from unit.sinks.records import OTHER, PLACE, SOURCE, batch, record

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dprobes.errors import SinkError
-from dprobes.sinks.sink_interface import SinkOptions
+from dprobes.sinks import SinkOptions
 from dprobes.sinks.target_kinds import KINDS, parse_target
 
 DOCUMENT = (Path(__file__).parents[3] / "docs" / "reference" / "log-targets.md").read_text()

@@ -13,7 +13,7 @@ import pytest
 from dprobes import errors
 from dprobes.engines.engine_capabilities import Capability
 from dprobes.engines.engine_registry import rows
-from dprobes.resolve.probe_state import ProbeState
+from dprobes.resolve.probepoints import ProbeState
 from dprobes.rpn.instruction_set import ExceptionCode
 
 if TYPE_CHECKING:

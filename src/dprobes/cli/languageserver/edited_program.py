@@ -75,7 +75,7 @@ def analyse(name: str, text: str) -> Analysis:
 def _source(name: str, text: str) -> SourceFile:
     if not is_c(name):
         return SourceFile(name, text)
-    from dprobes.dpc.c_source import in_c
+    from dprobes.dpc.compiler import in_c
 
     return SourceFile(name, text, wording=in_c)
 

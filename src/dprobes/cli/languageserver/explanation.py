@@ -132,7 +132,7 @@ def _of_probe(program: Program, definition: ProbeDefinition) -> str:
 def _costs(program: Program, definition: ProbeDefinition, place: str) -> Iterator[tuple[str, str]]:
     """Yield the functions of a probe, and the cost of a hit at each."""
     from dprobes.cli.output import module_listing
-    from dprobes.resolve.probed_space import Space, space_of
+    from dprobes.resolve.probepoints import Space, space_of
     from dprobes.target.module_lookup import find_module
     from dprobes.target.probed_module import Module
 

@@ -36,9 +36,9 @@ from dprobes.rpn.instruction_set import Flow, Group, rows_by_syntax
 from dprobes.rpn.keyed_tables import KEYS_MAX, MEMORY_MAX, TABLES_MAX, Key, KeyKind, Table, TableKind, Unit
 from dprobes.rpn.program_needs import sets_codes
 from dprobes.rpn.rpn_program import Code, Expression, Glob, Instruction
+from dprobes.sinks import Batch
 from dprobes.sinks.field_columns import FieldColumns
 from dprobes.sinks.record_aggregates import GROUPS_MAX, VALUES_MAX, Aggregates, Sum, place_text
-from dprobes.sinks.sink_interface import Batch
 from dprobes.trace.trace_content import LostRecords
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from dprobes.bpf.bpf_instructions import decode as decode_insns
 from dprobes.bpf.map_layouts import MapName
 from dprobes.escapes import escaped
 from dprobes.formatters.templates.template_collection import Templates
-from dprobes.resolve.probed_space import Space, space_of
+from dprobes.resolve.probepoints import Space, space_of
 from dprobes.rpn import control_flow
 from dprobes.rpn.instruction_encoding import closed, decode_one, encode
 from dprobes.rpn.instruction_set import OperandKind, rows_by_syntax

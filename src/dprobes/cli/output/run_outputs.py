@@ -11,7 +11,7 @@ from dprobes.cli import console
 from dprobes.errors import SinkError
 from dprobes.record.boot_clock import WallClock
 from dprobes.resolve.probepoints import places_of, with_files
-from dprobes.sinks.sink_interface import Batch, SinkOptions
+from dprobes.sinks import Batch, SinkOptions
 from dprobes.sinks.target_kinds import is_trace_name
 
 if TYPE_CHECKING:
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from dprobes.keyed.table_layout import TableContents
     from dprobes.record.record_origin import Place, RecordSource
     from dprobes.resolve.probepoints import Probepoint
+    from dprobes.sinks import Sink
     from dprobes.sinks.local.console_target import StreamOutlet
     from dprobes.sinks.local.trace_file_target import TraceFileSink
-    from dprobes.sinks.sink_interface import Sink
     from dprobes.sinks.sink_thread import LogTargets, TargetStatus
 
 __all__ = ["Outputs"]

@@ -11,7 +11,7 @@ from dprobes.cli import console
 from dprobes.cli.console import print_lines
 from dprobes.engines.engine_registry import engine_row
 from dprobes.errors import reason_of
-from dprobes.keyed.key_parts import NO_NAMES
+from dprobes.keyed.table_layout import NO_NAMES
 from dprobes.keyed.table_text import quantity, shown_rows
 from dprobes.record.log_record import Item
 from dprobes.rpn.keyed_tables import TableKind, Unit
@@ -26,12 +26,11 @@ if TYPE_CHECKING:
     from dprobes.cli.output.top_view import TopView
     from dprobes.cli.shared_options import WantedFields
     from dprobes.engines.engine_interface import Attachment
-    from dprobes.keyed.key_parts import Names
-    from dprobes.keyed.table_layout import TableContents
+    from dprobes.keyed.table_layout import Names, TableContents
     from dprobes.record.record_origin import RecordSource
     from dprobes.rpn.rpn_program import Program
+    from dprobes.sinks import Sink
     from dprobes.sinks.record_aggregates import Aggregates
-    from dprobes.sinks.sink_interface import Sink
     from dprobes.sinks.stacks.stack_profile import StackCollector
 
 __all__ = ["TableOptions", "TableOutput", "Views", "lines_of", "short_time"]

@@ -65,7 +65,7 @@ def profile_traces(found: Iterable[TraceRecord | LostRecords], options: StacksOp
 def _collect(
     found: Iterable[TraceRecord | LostRecords], weight: str | None, *, keeps_samples: bool = False
 ) -> tuple[StackCollector, Counter[str]]:
-    from dprobes.sinks.sink_interface import Batch
+    from dprobes.sinks import Batch
     from dprobes.sinks.stacks.stack_profile import StackCollector
     from dprobes.trace.trace_content import LostRecords
 

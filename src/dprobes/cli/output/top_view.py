@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dprobes.engines.engine_interface import Attachment
     from dprobes.record.record_origin import Place, RecordSource
     from dprobes.rpn.rpn_program import Program
-    from dprobes.sinks.sink_interface import Batch
+    from dprobes.sinks import Batch
 
 __all__ = ["Row", "TopView"]
 

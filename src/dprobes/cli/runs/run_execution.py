@@ -8,20 +8,20 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dprobes.cli import console
+from dprobes.cli.console import Progress
 from dprobes.cli.option_values import compile_options, names_of, program_of, usage_error
 from dprobes.cli.output.run_views import TableOptions, TableOutput, Views
-from dprobes.cli.progress import Progress
 from dprobes.cli.record_options import has_structure, log_items_of, note_addresses, printed_items, say_problems
 from dprobes.cli.resolved_program import files_of, load_program, module_of
 from dprobes.cli.runs.early_interrupt import EarlyInterrupt
 from dprobes.cli.scope_and_engine import check_scope, note_engine, note_process, note_running_cpus, scope_of, words_of
 from dprobes.diagnostics import Severity
 from dprobes.engines.ebpf.ebpf_options import RING_SIZE
-from dprobes.engines.engine_options import EngineOptions
+from dprobes.engines.engine_interface import EngineOptions
 from dprobes.engines.engine_registry import engine_row
 from dprobes.formatters.table_addresses import has_addresses, names_for
 from dprobes.record.log_record import Item
-from dprobes.resolve.probed_space import Space, space_of
+from dprobes.resolve.probepoints import Space, space_of
 from dprobes.rpn.keyed_tables import FAULTS
 from dprobes.rpn.rpn_program import joined_program
 from dprobes.runs import run_steps

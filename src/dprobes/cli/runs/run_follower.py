@@ -16,7 +16,7 @@ from dprobes.cli import console
 from dprobes.cli.scope_and_engine import note_uprobe_holders
 from dprobes.engines.engine_interface import Begun, Finished, Notice, Pause, RecordBatch, StateEvent, Stop
 from dprobes.escapes import escaped
-from dprobes.resolve.probe_state import ProbeState
+from dprobes.resolve.probepoints import ProbeState
 from dprobes.rpn.keyed_tables import FAULTS
 from dprobes.target.module_lookup import advice_on_name
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from types import FrameType
 
+    from dprobes.cli.console import Progress
     from dprobes.cli.output.run_outputs import Outputs
     from dprobes.cli.output.run_summary import SummaryOptions
-    from dprobes.cli.progress import Progress
     from dprobes.cli.runs.early_interrupt import EarlyInterrupt
     from dprobes.engines.engine_interface import Attachment, Counts, Event, Scope
     from dprobes.rpn.rpn_program import Program

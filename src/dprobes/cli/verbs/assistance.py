@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dprobes.cli.console import print_line, print_lines, print_table
-from dprobes.cli.progress import Progress
+from dprobes.cli.console import Progress, print_line, print_lines, print_table
 from dprobes.engines.engine_interface import Area
 from dprobes.errors import DprobesError, NotSupportedError
 

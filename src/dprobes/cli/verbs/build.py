@@ -14,9 +14,8 @@ import click
 from dprobes.api import C_SUFFIX
 from dprobes.api.compiled_program import is_compiled, parse_programs
 from dprobes.cli import console
-from dprobes.cli.console import print_lines
+from dprobes.cli.console import Progress, print_lines
 from dprobes.cli.option_values import compile_options, program_of
-from dprobes.cli.progress import Progress
 from dprobes.cli.record_options import templates_option
 from dprobes.cli.resolved_program import is_c, kernel_types_in, source_of
 from dprobes.cli.shared_options import (
@@ -29,7 +28,7 @@ from dprobes.cli.shared_options import (
 )
 from dprobes.diagnostics import Diagnostics, Severity
 from dprobes.errors import TargetError
-from dprobes.resolve.probed_space import Space, space_of
+from dprobes.resolve.probepoints import Space, space_of
 from dprobes.rpn.rpn_program import ModuleType
 
 if TYPE_CHECKING:
@@ -179,7 +178,7 @@ def _dump(
     program: Path | str, diagnostics: Diagnostics, options: CompileOptions, name: str, files: ModuleFiles | None
 ) -> list[str]:
     """Return the result of a pass for a program in DProbes C; raise a usage error for a program in RPN."""
-    from dprobes.dpc.c_source import dump_lines
+    from dprobes.dpc.compiler import dump_lines
 
     if not is_c(program):
         raise click.UsageError(f"--dump is for programs in DProbes C, whose names end in {C_SUFFIX}")
@@ -232,7 +231,7 @@ def _rpn_source(
         from dprobes.rpn.program_text import print_program
 
         return print_program(parse_programs(Path(program), diagnostics, options).programs[0])
-    from dprobes.dpc.c_source import compile_source
+    from dprobes.dpc.compiler import compile_source
 
     return compile_source(source_of(program), diagnostics, options, files=files_of(modules)).rpn
 

@@ -8,8 +8,8 @@ import click
 
 from dprobes.arch import ARCHITECTURE_NAMES
 from dprobes.cli import console
+from dprobes.cli.console import Progress
 from dprobes.cli.option_values import compile_options, program_of
-from dprobes.cli.progress import Progress
 from dprobes.cli.record_options import TEMPLATE_SUFFIX, check_program_templates, check_templates, templates_option
 from dprobes.cli.resolved_program import compile_programs
 from dprobes.cli.shared_options import PROGRAM, kernel_types_option, program_options, symbols_option, text_option

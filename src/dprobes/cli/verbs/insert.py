@@ -11,13 +11,20 @@ import click
 
 from dprobes.api.compiled_program import compiled_bytes, is_compiled
 from dprobes.cli import console
-from dprobes.cli.console import print_line
-from dprobes.cli.insertion_options import engine_option, scope_options, verbose_option
+from dprobes.cli.console import Progress, print_line
 from dprobes.cli.option_values import compile_options, example_templates, names_of, program_of, word_of_program
 from dprobes.cli.original_lines import ORIGINAL_OPTION
-from dprobes.cli.progress import Progress
 from dprobes.cli.record_options import has_structure, log_format_option, log_items_of, templates_option
-from dprobes.cli.scope_and_engine import check_scope, note_engine, note_process, note_uprobe_holders, scope_of
+from dprobes.cli.scope_and_engine import (
+    check_scope,
+    engine_option,
+    note_engine,
+    note_process,
+    note_uprobe_holders,
+    scope_of,
+    scope_options,
+    verbose_option,
+)
 from dprobes.cli.shared_options import (
     PROGRAM,
     PROGRAM_FILE,
@@ -34,11 +41,10 @@ from dprobes.cli.shared_options import (
 from dprobes.cli.verbs.manager_verbs import absolute_target, client, print_json
 from dprobes.diagnostics import Diagnostics, Severity
 from dprobes.engines.command_launcher import LaunchedCommand
-from dprobes.engines.engine_options import EngineOptions
+from dprobes.engines.engine_interface import EngineOptions
 from dprobes.engines.engine_registry import engine_row
 from dprobes.record.log_record import Item
-from dprobes.resolve.probe_state import ProbeState
-from dprobes.resolve.probepoints import NEVER_RETURNS
+from dprobes.resolve.probepoints import NEVER_RETURNS, ProbeState
 from dprobes.runs.run_steps import Request, look_around
 
 if TYPE_CHECKING:

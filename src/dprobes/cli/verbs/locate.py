@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dprobes.cli import console
-from dprobes.cli.console import print_lines, print_table
-from dprobes.cli.progress import Progress
+from dprobes.cli.console import Progress, print_lines, print_table
 from dprobes.cli.shared_options import PROCESS_ID, symbols_option
 from dprobes.errors import TargetError
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dprobes.cli import console
+from dprobes.cli.console import Progress
 from dprobes.cli.output.record_printer import DamageReport, Printer, skip_damaged_option, warn_of_all
 from dprobes.cli.output.stack_profiles import stacks_of
-from dprobes.cli.progress import Progress
 from dprobes.cli.record_options import read_templates, templates_option
 from dprobes.cli.shared_options import PROGRAM_FILE, WantedFields, stacks_options, sum_options
 from dprobes.errors import FormatError

@@ -19,7 +19,7 @@ from dprobes.errors import ManagerError
 from dprobes.escapes import json_text
 from dprobes.formatters.json_formatter import exact
 from dprobes.manager.client import ManagerClient
-from dprobes.resolve.probe_state import ProbeState
+from dprobes.resolve.probepoints import ProbeState
 from dprobes.sinks.target_kinds import kinds, parse_target
 
 if TYPE_CHECKING:

@@ -6,10 +6,10 @@ from typing import Any
 
 import click
 
-from dprobes.cli.insertion_options import engine_option, scope_options, stop_cpus_option, verbose_option
 from dprobes.cli.option_values import word_of_program
 from dprobes.cli.record_options import LOG_ITEMS, log_format_option, templates_option
 from dprobes.cli.runs.run_execution import RunOptions, run_line
+from dprobes.cli.scope_and_engine import engine_option, scope_options, stop_cpus_option, verbose_option
 from dprobes.cli.shared_options import (
     PROGRAM,
     PROGRAM_FILE,

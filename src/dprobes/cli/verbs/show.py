@@ -9,11 +9,10 @@ import click
 from dprobes.api.compiled_program import is_compiled
 from dprobes.arch import ARCHITECTURE_NAMES
 from dprobes.cli import console
-from dprobes.cli.console import print_lines
+from dprobes.cli.console import Progress, print_lines
 from dprobes.cli.option_values import compile_options, program_of
 from dprobes.cli.output.program_listing import Disassembly
 from dprobes.cli.output.run_summary import left_out_lines, place_of
-from dprobes.cli.progress import Progress
 from dprobes.cli.resolved_program import ResolvedProgram, compile_programs, load_program
 from dprobes.cli.shared_options import PROCESS_ID, PROGRAM, program_options, symbols_option, text_option
 from dprobes.diagnostics import Severity

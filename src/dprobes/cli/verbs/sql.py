@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 import click
 
 from dprobes.cli import console
-from dprobes.cli.console import print_line, print_lines, print_table
+from dprobes.cli.console import Progress, print_line, print_lines, print_table
 from dprobes.cli.output.record_printer import DamageReport, skip_damaged_option
-from dprobes.cli.progress import Progress
 from dprobes.escapes import json_text
 from dprobes.tables.sql_database import error_of, query_error
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dprobes.engines.ebpf.bpf_privilege import missing_privilege
 from dprobes.engines.engine_registry import KernelSupport
+from dprobes.platform.linux.procfs import missing_privilege
 
 if TYPE_CHECKING:
-    from dprobes.engines.engine_options import MachineKnowledge
+    from dprobes.engines.engine_interface import MachineKnowledge
 
 __all__ = ["support"]
 

@@ -14,11 +14,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dprobes.engines.ebpf.bpf_privilege import missing_privilege
 from dprobes.engines.ebpf.kernel.kernel_features import Feature
 from dprobes.engines.engine_interface import Area, Finding, Use
 from dprobes.errors import TargetError, reason_of, reason_of_number
-from dprobes.platform.linux.procfs import thread_state
+from dprobes.platform.linux.procfs import missing_privilege, thread_state
 from dprobes.target.kernel.running_kernel import RunningKernel
 from dprobes.target.kernel.tracepoints import KernelTracepoints
 

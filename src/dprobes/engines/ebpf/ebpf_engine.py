@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ebpf.attach.site_spec import FilePlan
     from dprobes.engines.ebpf.read.ebpf_session import EbpfSession
     from dprobes.engines.engine_capabilities import Capability
-    from dprobes.engines.engine_interface import Job, Scope
-    from dprobes.engines.engine_options import EngineOptions
+    from dprobes.engines.engine_interface import EngineOptions, Job, Scope
     from dprobes.engines.engine_registry import KernelSupport
     from dprobes.resolve.local_module import ResolvedProgram
     from dprobes.resolve.probepoints import Probepoint, ResolvedModule

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from dprobes.bpf.bpf_disassembler import disassemble
 from dprobes.bpf.lower import Placement, Request, lower
 from dprobes.engines.ebpf.attach.handler_objects import basic_request
-from dprobes.engines.ebpf.bpf_privilege import missing_privilege
 from dprobes.engines.ebpf.ebpf_engine import EbpfEngine
 from dprobes.engines.ebpf.kernel.kernel_features import Feature, Features
 from dprobes.errors import NotSupportedError, SourceError
+from dprobes.platform.linux.procfs import missing_privilege
 from dprobes.record.log_record import Item
 from dprobes.rpn.instruction_encoding import encode
 from dprobes.rpn.program_text import print_header, print_instruction

@@ -17,12 +17,12 @@ from dprobes.bpf.lower.lowering_request import (
     VmaLayout,
 )
 from dprobes.engines.ebpf.attach.run_scope import is_initial_namespace
-from dprobes.engines.ebpf.bpf_privilege import is_in_user_namespace, missing_privilege
 from dprobes.engines.ebpf.kernel.kernel_features import Feature, Features
 from dprobes.engines.engine_capabilities import Capability
 from dprobes.engines.engine_registry import KernelSupport
 from dprobes.errors import TargetError, reason_of
-from dprobes.resolve.probed_space import Space, space_of
+from dprobes.platform.linux.procfs import is_in_user_namespace, missing_privilege
+from dprobes.resolve.probepoints import Space, space_of
 from dprobes.rpn.performance_counters import counter_number
 from dprobes.rpn.program_needs import COUNTED, ELAPSED, ENTRY, counters_read, logs_user_stacks
 from dprobes.target.btf import Kind

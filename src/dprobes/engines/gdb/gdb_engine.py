@@ -18,14 +18,14 @@ from dprobes.engines.gdb.stub_connection import StubConnection
 from dprobes.engines.gdb.stub_registers import processor_of
 from dprobes.engines.gdb.stub_session import StubSession
 from dprobes.errors import EngineError
-from dprobes.resolve.probed_space import MACHINE
+from dprobes.resolve.probepoints import MACHINE
 from dprobes.rpn.instruction_encoding import encode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from dprobes.arch import Architecture
-    from dprobes.engines.engine_options import EngineOptions
+    from dprobes.engines.engine_interface import EngineOptions
     from dprobes.engines.gdb.machine.guest_kernel import GuestKernel
     from dprobes.engines.gdb.stub_program import Resolved
     from dprobes.rpn.rpn_program import Program

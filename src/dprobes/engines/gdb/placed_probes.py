@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.engines.gdb.stub_requests import BreakpointKind
 from dprobes.errors import EngineError
-from dprobes.resolve.probe_state import ProbeState
-from dprobes.resolve.probepoints import ProbeKind
+from dprobes.resolve.probepoints import ProbeKind, ProbeState
 from dprobes.rpn.program_needs import entry_registers, needs_target
 from dprobes.rpn.rpn_program import Access, Point
 

@@ -16,7 +16,7 @@ from dprobes.engines.gdb.placed_probes import PlacedProbes
 from dprobes.engines.gdb.stub_context import AwaitedReturns, CallEntry, PendingCall
 from dprobes.engines.gdb.stub_registers import processor_of
 from dprobes.engines.hits.probe_hits import Emitter
-from dprobes.resolve.probe_state import ProbeState
+from dprobes.resolve.probepoints import ProbeState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

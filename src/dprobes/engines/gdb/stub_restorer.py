@@ -34,7 +34,7 @@ from dprobes.engines.gdb.remote_protocol import SIGINT, Exited, NoThreads, Stopp
 from dprobes.engines.gdb.stub_requests import BreakpointKind, Stub
 from dprobes.engines.gdb.stub_transports import adopted_transport
 from dprobes.errors import EngineError
-from dprobes.platform.linux.memory_file import memory_file
+from dprobes.platform.linux.process_calls import memory_file
 
 if TYPE_CHECKING:
     from dprobes.engines.gdb.remote_protocol import StopReply

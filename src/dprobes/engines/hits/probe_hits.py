@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 from dprobes.arch import architecture
 from dprobes.engines.overload_guard import LOOK_INTERVAL, Load, OverloadPolicy
 from dprobes.record.log_record import PROCESS_NAME_MAX, Item, header_struct
-from dprobes.resolve.probe_state import ProbeState
+from dprobes.resolve.probepoints import ProbeState
 from dprobes.rpn.instruction_set import ExceptionCode
 from dprobes.vm import Ending
 from dprobes.vm.translate import Translator

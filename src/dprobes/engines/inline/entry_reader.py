@@ -37,7 +37,7 @@ from dprobes.native.routines.handler_ring import BUSY, CONSUMER, DATA, DISCARDED
 from dprobes.platform.linux.thread_stack import COLUMNS_OF
 from dprobes.record.log_record import Item, decode_record, header_struct
 from dprobes.record.record_table import PROBE_SIZE, RowShape
-from dprobes.resolve.probe_state import ProbeState
+from dprobes.resolve.probepoints import ProbeState
 from dprobes.rpn.instruction_set import ITEM_PREFIX_SIZE, USER_FRAMES_MAX, Token
 from dprobes.rpn.keyed_tables import KeyKind
 from dprobes.rpn.program_needs import takes_user_stacks

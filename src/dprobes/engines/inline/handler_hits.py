@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from dprobes.engines.shared_globals import GlobalVariables
     from dprobes.native.routines.shared_hash_table import TableShape
     from dprobes.platform.linux.procfs import ThreadIdentity
-    from dprobes.resolve.probe_state import ProbeState
+    from dprobes.resolve.probepoints import ProbeState
     from dprobes.rpn.rpn_program import Program
 
 __all__ = [

@@ -19,7 +19,7 @@ from dprobes.platform.x86.patches.branch_targets import ModuleCode
 from dprobes.platform.x86.patches.patch_placer import Placer, Shared
 from dprobes.platform.x86.patches.patch_plans import Method, Refusal
 from dprobes.platform.x86.patches.trampoline_space import AddressSpace
-from dprobes.resolve.probe_state import ProbeState
+from dprobes.resolve.probepoints import ProbeState
 from dprobes.rpn.instruction_set import Group
 from dprobes.rpn.keyed_tables import KeyKind, TableKind, table_of
 from dprobes.rpn.program_needs import USER_STACKS, entry_instructions, executed_instructions

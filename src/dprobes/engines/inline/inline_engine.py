@@ -35,8 +35,7 @@ from dprobes.target.process_maps import mappings_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from dprobes.engines.engine_interface import Counts, Job, Scope
-    from dprobes.engines.engine_options import EngineOptions
+    from dprobes.engines.engine_interface import Counts, EngineOptions, Job, Scope
     from dprobes.engines.inline.handler_code import ModuleKey
     from dprobes.engines.inline.handler_pieces import Piece, PlannedSite
     from dprobes.engines.inline.module_plans import PlannedJumps
@@ -47,7 +46,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer_messages import MemoryReleased, MemoryShared, SitesPatched
     from dprobes.platform.linux.procfs import ThreadIdentity
     from dprobes.record.log_record import Item
-    from dprobes.resolve.probe_state import ProbeState
+    from dprobes.resolve.probepoints import ProbeState
     from dprobes.rpn.rpn_program import Program
     from dprobes.target.process_maps import Mapping
 

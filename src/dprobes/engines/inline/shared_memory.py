@@ -22,7 +22,7 @@ from dprobes.native.generated_code import MapPlace, MapShape, Surroundings
 from dprobes.native.routines.shared_hash_table import BLOCK, DELETED, HEAD_SIZE, TableShape, hash_routine
 from dprobes.native.x86.x86_operations import X86Operations
 from dprobes.platform.linux.call_proxy import map_code, unmap_code
-from dprobes.platform.linux.memory_file import memory_file
+from dprobes.platform.linux.process_calls import memory_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -22,8 +22,8 @@ from dprobes.engines.ptrace.shared_counters import Variables
 from dprobes.engines.shared_globals import AtomicCells, add_to_word, raise_word
 from dprobes.keyed.table_layout import Change, changes, count_cells, shown_value
 from dprobes.native.routines.shared_hash_table import HEAD_SIZE, TableShape
-from dprobes.platform.linux.cpus import cpu_limit
 from dprobes.platform.linux.process_calls import ROBUST_LIST_SIZE
+from dprobes.platform.linux.procfs import cpu_limit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -14,6 +14,7 @@ from dprobes.engines.debugger_start import LOOK, Debuggers
 from dprobes.engines.engine_interface import (
     Counts,
     Engine,
+    EngineOptions,
     Event,
     Finished,
     Notice,
@@ -22,7 +23,6 @@ from dprobes.engines.engine_interface import (
     RecordBatch,
     make_changes,
 )
-from dprobes.engines.engine_options import EngineOptions
 from dprobes.engines.hits.hit_lifecycle import ProbeLimits
 from dprobes.engines.overload_guard import UNLIMITED, budget_of
 from dprobes.engines.ptrace.client.program_run import ProgramRun

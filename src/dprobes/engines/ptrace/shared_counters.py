@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, Self, cast
 
 from dprobes.engines.engine_interface import Counts, apply_changes
 from dprobes.engines.ptrace.breakpoint_sites import Placement
-from dprobes.platform.linux.cpus import cpu_limit
-from dprobes.platform.linux.memory_file import growing_memory_file
+from dprobes.platform.linux.process_calls import growing_memory_file
+from dprobes.platform.linux.procfs import cpu_limit
 
 if TYPE_CHECKING:
     from collections.abc import MutableSequence, Sequence

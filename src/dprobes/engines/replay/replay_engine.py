@@ -15,8 +15,7 @@ from dprobes.extensions.extension_registry import called_extensions, load_extens
 from dprobes.fake_context import FakeContext, header_of
 from dprobes.keyed.table_entries import stores_of
 from dprobes.record.log_record import Item, encode_record
-from dprobes.resolve.probe_state import ProbeState
-from dprobes.resolve.probepoints import ProbeKind
+from dprobes.resolve.probepoints import ProbeKind, ProbeState
 from dprobes.rpn.instruction_encoding import encode
 from dprobes.rpn.instruction_set import ExceptionCode
 from dprobes.rpn.rpn_program import Point
@@ -26,7 +25,7 @@ from dprobes.vm.translate import Translator
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from dprobes.engines.engine_options import EngineOptions
+    from dprobes.engines.engine_interface import EngineOptions
     from dprobes.keyed.table_layout import TableContents
     from dprobes.resolve.probepoints import LeftOutProbe, Probepoint
     from dprobes.vm import Outcome

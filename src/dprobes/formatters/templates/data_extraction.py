@@ -24,7 +24,7 @@ from dprobes.formatters.templates.template_model import (
     Value,
     readable_number,
 )
-from dprobes.record.log_items import ItemHead, is_unseen_entry, item_head
+from dprobes.record.log_record import ItemHead, is_unseen_entry, item_head
 from dprobes.rpn.instruction_set import Token
 
 if TYPE_CHECKING:

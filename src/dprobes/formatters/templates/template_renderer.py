@@ -23,7 +23,7 @@ from dprobes.formatters.templates.template_model import (
     character,
     readable_number,
 )
-from dprobes.record.log_items import split_items
+from dprobes.record.log_record import split_items
 from dprobes.rpn.instruction_set import StackEnd
 
 if TYPE_CHECKING:

@@ -18,8 +18,15 @@ from dprobes.diagnostics import Diagnostics
 from dprobes.errors import TargetError
 from dprobes.resolve.codeless_probes import resolve_samplers
 from dprobes.resolve.local_module import encode_for
-from dprobes.resolve.probe_state import ProbeState
-from dprobes.resolve.probepoints import LeftOutProbe, ProbedCode, ProbeKind, Probepoint, ResolvedModule, WatchedMemory
+from dprobes.resolve.probepoints import (
+    LeftOutProbe,
+    ProbedCode,
+    ProbeKind,
+    Probepoint,
+    ProbeState,
+    ResolvedModule,
+    WatchedMemory,
+)
 from dprobes.resolve.usdt_probes import arguments_used
 from dprobes.rpn.program_checker import check
 from dprobes.rpn.rpn_program import Usdt

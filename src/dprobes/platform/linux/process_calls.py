@@ -2,12 +2,16 @@
 System calls about this process and others besides ptrace(2): memory, files, signals, prctl(2).
 
 This is the only file that makes these system calls, through ctypes. x86-64 Linux only.
+
+A process with a file in memory open may truncate it; an access to the missing part then raises SIGBUS. So a file that
+leaves this process is sealed first (memfd_create(2), fcntl(2)), which fixes its size.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
 import signal
 import socket
@@ -23,11 +27,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
 __all__ = [
+    "MEMORY_SEALS",
     "ROBUST_LIST_SIZE",
     "RemoteMemory",
     "SignalSet",
     "allow_tracer",
     "end_with_parent",
+    "growing_memory_file",
+    "memory_file",
     "note_end_of_thread",
     "same_file",
     "same_memory",
@@ -370,3 +377,27 @@ def note_end_of_thread(memory: memoryview, address: int) -> None:
     memory[:ROBUST_LIST_SIZE] = _LAYOUT.pack(threading.get_native_id(), head, element, -_ELEMENT, 0)
     if _libc.syscall(ctypes.c_long(_SET_ROBUST_LIST), ctypes.c_void_p(head), ctypes.c_size_t(_HEAD_SIZE)) < 0:
         raise system_error(ctypes.get_errno())
+
+
+MEMORY_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+def memory_file(name: str, size: int) -> int:
+    """Return a descriptor for a new file of ``size`` zeros, which no process can make shorter or longer."""
+    return _sealed(name, size, MEMORY_SEALS)
+
+
+def growing_memory_file(name: str) -> int:
+    """Return a descriptor for a new empty file, which can only be made longer."""
+    return _sealed(name, 0, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
+
+
+def _sealed(name: str, size: int, seals: int) -> int:
+    file = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(file, size)
+        fcntl.fcntl(file, fcntl.F_ADD_SEALS, seals)
+    except BaseException:
+        os.close(file)
+        raise
+    return file

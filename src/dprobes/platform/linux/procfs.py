@@ -1,23 +1,48 @@
-"""Look-ups in ``/proc`` about processes and threads; see proc(5)."""
+"""
+Look-ups in ``/proc`` and ``/sys``: processes, threads, mapped files, CPUs; see proc(5).
+
+The ioctl PROCMAP_QUERY on ``/proc/PID/maps`` returns the files that a process executes, without the lines of all
+mappings. The kernel takes at least a third of a microsecond to print a line. A query of one mapping takes as long, but
+only a quarter of the mappings are code of a file, and only these are queried. The ioctl exists since Linux 6.11,
+kernel commit ed5d583a88a9 ("fs/procfs: implement efficient VMA querying API for /proc/<pid>/maps").
+
+The kernel's messages about CPUs that come online are uevents: ``device_online`` in ``drivers/base/core.c`` sends one,
+and so does ``thaw_secondary_cpus`` in ``kernel/cpu.c`` after the machine was suspended.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
+import mmap
 import os
+import struct
+from fcntl import ioctl
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+from dprobes.target.process_maps import COVERING_OR_NEXT, EXECUTABLE, NAME_MAX, OF_FILE, PROCMAP_QUERY, QUERY
+
+if TYPE_CHECKING:
+    from typing import Self
 
 __all__ = [
     "SPARED",
+    "CpuNews",
+    "MapQuestion",
     "ThreadIdentity",
     "catches_signal",
     "children_of",
     "copy_score",
+    "cpu_limit",
     "first_stack_of",
     "identity_of",
     "ids_of",
+    "is_in_user_namespace",
     "living_thread",
+    "missing_privilege",
+    "online_cpus",
     "process_field",
     "process_of",
     "program_of",
@@ -224,3 +249,172 @@ def copy_score(source: int, pid: int) -> None:
 
 def _file(pid: int) -> Path:
     return Path(f"/proc/{pid}/oom_score_adj")
+
+
+_WANTED = EXECUTABLE | COVERING_OR_NEXT | OF_FILE
+
+_OURS_MAX = 1 << 12
+"""Maximum number of this process's mappings that are queried."""
+
+_ADDRESS = struct.Struct("=Q")
+_ASKED, _END, _INODE = 16, 32, 64
+"""Offsets of the address in a query, and of the end of the mapping and the inode in the answer."""
+
+
+class MapQuestion:
+    """
+    Query whether a process has an executable mapping of a file.
+
+    A mapping is of the file if its inode number matches, or if its name contains ``base``. On some file systems
+    mappings have other inode numbers than stat(2). Without ``base`` no names are requested, which takes a third less
+    time.
+    """
+
+    def __init__(self, inode: int, base: str = "") -> None:
+        self._inode = inode
+        self._base = os.fsencode(base)
+        self._query = bytearray(QUERY.size)
+        self._name = ctypes.create_string_buffer(NAME_MAX)
+        self._view = memoryview(self._name)
+        self._address = ctypes.addressof(self._name)
+
+    @classmethod
+    def about(cls, path: str, inode: int, base: str) -> Self:
+        """Return the query about a file, by inode number alone if a mapping of this process shows that number."""
+        by_number, executable = cls(inode), mmap.PROT_READ | mmap.PROT_EXEC
+        try:
+            with (
+                open(path, "rb", opener=without_waiting) as file,
+                mmap.mmap(file.fileno(), 1, flags=mmap.MAP_PRIVATE, prot=executable),
+            ):
+                if by_number.answer(os.getpid(), _OURS_MAX):
+                    return by_number
+        except (OSError, ValueError):
+            pass  # the file may not be executed, or is empty
+        return cls(inode, base)
+
+    def answer(self, thread: int, most: int) -> bool | None:
+        """
+        Return whether a process has an executable mapping of the file; None after ``most`` other ones, or on an error.
+
+        Raise ``PermissionError`` if its mappings may not be read, ``ProcessLookupError`` if it has ended.
+        """
+        try:
+            descriptor = os.open(f"/proc/{thread}/maps", os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError as error:
+            raise ProcessLookupError(*error.args) from None
+        try:
+            return self._ask(descriptor, most) if self._base else self._ask_for_numbers(descriptor, most)
+        except OSError as error:
+            if error.errno == errno.ENOENT:  # there is no further mapping
+                return False
+            if error.errno == errno.ESRCH:
+                raise
+            return None
+        finally:
+            os.close(descriptor)
+
+    def _ask(self, descriptor: int, most: int) -> bool | None:
+        query, end = self._query, 0
+        for _ in range(most):
+            QUERY.pack_into(query, 0, QUERY.size, _WANTED, end, 0, 0, 0, 0, 0, 0, 0, 0, NAME_MAX, 0, self._address, 0)
+            ioctl(descriptor, PROCMAP_QUERY, query)
+            _, _, _, _, end, _, _, _, inode, _, _, length, *_ = QUERY.unpack(query)
+            if inode == self._inode or self._base in bytes(self._view[:length]):
+                return True
+        return None
+
+    def _ask_for_numbers(self, descriptor: int, most: int) -> bool | None:
+        query, wanted = self._query, self._inode
+        QUERY.pack_into(query, 0, QUERY.size, _WANTED, *[0] * 13)
+        for _ in range(most):
+            ioctl(descriptor, PROCMAP_QUERY, query)
+            if _ADDRESS.unpack_from(query, _INODE)[0] == wanted:
+                return True
+            query[_ASKED : _ASKED + _ADDRESS.size] = query[_END : _END + _ADDRESS.size]
+        return None
+
+
+_CPUS = "/sys/devices/system/cpu"
+
+#   online@/devices/system/cpu/cpu1 \0 ACTION=online \0 DEVPATH=… \0 SUBSYSTEM=cpu \0 …
+_ONLINE = b"online@/devices/system/cpu/cpu"
+
+
+def online_cpus() -> list[int]:
+    """Return the numbers of the CPUs that are online."""
+    with open(f"{_CPUS}/online", encoding="ascii") as file:
+        ranges = file.read().strip().split(",")
+    cpus: list[int] = []
+    for text in ranges:
+        first, _, last = text.partition("-")
+        cpus += range(int(first), int(last or first) + 1)
+    return cpus
+
+
+def cpu_limit() -> int:
+    """Return one more than the highest possible number of a CPU of this machine."""
+    try:
+        with open(f"{_CPUS}/possible", encoding="ascii") as file:
+            return int(file.read().replace("-", ",").split(",")[-1]) + 1
+    except (OSError, ValueError):
+        return os.cpu_count() or 1
+
+
+class CpuNews:
+    """
+    Receiver of messages about CPUs that come online, until ``close``.
+
+    The constructor raises OSError if that is not permitted.
+    """
+
+    def __init__(self) -> None:
+        from dprobes.platform.linux.kernel_events import KernelEvents
+
+        self._events = KernelEvents()
+
+    @property
+    def descriptor(self) -> int:
+        """The descriptor of the socket, readable if messages about CPUs or other devices have arrived."""
+        return self._events.descriptor
+
+    def arrived(self) -> list[int]:
+        """Return the CPUs that have come online since the last call; all online ones if messages were lost."""
+        messages, is_lossy = self._events.drain()
+        cpus = {cpu for message in messages if (cpu := _cpu_of(message)) is not None}
+        return sorted(cpus.union(online_cpus() if is_lossy else ()))
+
+    def close(self) -> None:
+        """Stop receiving messages."""
+        self._events.close()
+
+
+def _cpu_of(message: bytes) -> int | None:
+    """Return the CPU that has come online according to a message; None for other messages."""
+    number = message.partition(b"\0")[0].removeprefix(_ONLINE)
+    return int(number) if message.startswith(_ONLINE) and number.isdigit() else None
+
+
+_USERS = Path("/proc/self/uid_map")
+_ALL_USERS = ["0", "0", "4294967295"]
+"""Fields of the only line of ``uid_map`` in the initial user namespace (user_namespaces(7))."""
+
+_CAP_SYS_ADMIN, _CAP_PERFMON, _CAP_BPF = 21, 38, 39  # capability(7)
+
+
+def missing_privilege() -> str | None:
+    """Return a clause about the missing capabilities for BPF programs on uprobes; None if none is missing."""
+    effective = int(process_field(os.getpid(), "CapEff") or "0", 16)
+    if effective >> _CAP_SYS_ADMIN & 1:
+        return None
+    wanted = {"CAP_BPF": _CAP_BPF, "CAP_PERFMON": _CAP_PERFMON}
+    missing = [name for name, bit in wanted.items() if not effective >> bit & 1]
+    return f"this user lacks {' and '.join(missing)}" if missing else None
+
+
+def is_in_user_namespace() -> bool:
+    """Return whether this process is in a user namespace other than the initial one, where root lacks privileges."""
+    try:
+        return _USERS.read_text().split() != _ALL_USERS
+    except OSError:
+        return False  # a kernel without user namespaces

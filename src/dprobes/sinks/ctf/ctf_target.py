@@ -30,12 +30,11 @@ from dprobes.sinks.structured_records import ArgumentReader, Shape
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from dprobes.keyed.key_parts import Names
-    from dprobes.keyed.table_layout import TableContents
+    from dprobes.keyed.table_layout import Names, TableContents
     from dprobes.record.record_origin import Place, RecordSource
+    from dprobes.sinks import Batch, Sink, SinkOptions
     from dprobes.sinks.ctf.ctf_metadata import EventClass
     from dprobes.sinks.ctf.ctf_trace import Events
-    from dprobes.sinks.sink_interface import Batch, Sink, SinkOptions
     from dprobes.sinks.structured_records import ArgumentValue
 
 __all__ = ["CtfSink", "table_events"]

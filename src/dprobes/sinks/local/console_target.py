@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from dprobes.sinks.sink_interface import Sink, SinkOptions
+    from dprobes.sinks import Sink, SinkOptions
 
 __all__ = ["ConsoleOutlet", "StreamOutlet", "console", "file", "open"]
 

@@ -15,7 +15,7 @@ from dprobes.sinks.text_sinks import byte_sink, write_parts
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dprobes.sinks.sink_interface import Sink, SinkOptions
+    from dprobes.sinks import Sink, SinkOptions
 
 __all__ = ["FileOutlet", "open"]
 

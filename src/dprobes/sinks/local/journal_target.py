@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dprobes.keyed.table_text import ShownRow
     from dprobes.record.record_origin import Place, RecordSource
     from dprobes.rpn.keyed_tables import Table
-    from dprobes.sinks.sink_interface import Batch, Sink, SinkOptions
+    from dprobes.sinks import Batch, Sink, SinkOptions
     from dprobes.sinks.structured_records import KnownRecord
 
 __all__ = ["MESSAGE_ID", "JournalSink", "open"]

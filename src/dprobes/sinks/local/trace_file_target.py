@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from dprobes.keyed.table_layout import TableContents
     from dprobes.record.record_origin import Place, RecordSource
-    from dprobes.sinks.sink_interface import Batch
+    from dprobes.sinks import Batch
 
 __all__ = ["TraceFileSink"]
 

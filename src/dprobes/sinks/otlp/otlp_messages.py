@@ -32,11 +32,10 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource
 
     from dprobes.formatters.templates.data_extraction import Field, Value
-    from dprobes.keyed.key_parts import Names
-    from dprobes.keyed.table_layout import TableContents, TableRow
+    from dprobes.keyed.table_layout import Names, TableContents, TableRow
     from dprobes.record.record_origin import Place, RecordSource
     from dprobes.rpn.keyed_tables import Table
-    from dprobes.sinks.sink_interface import Batch
+    from dprobes.sinks import Batch
     from dprobes.sinks.structured_records import KnownRecord
 
 __all__ = ["LogRecords", "TableMetrics", "resource"]

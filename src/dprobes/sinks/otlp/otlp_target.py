@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from dprobes.keyed.table_layout import TableContents
     from dprobes.record.record_origin import RecordSource
+    from dprobes.sinks import Batch, Sink, SinkOptions
     from dprobes.sinks.otlp.otlp_delivery import Piece
-    from dprobes.sinks.sink_interface import Batch, Sink, SinkOptions
 
 __all__ = ["OtlpSink", "endpoint_of", "metrics_endpoint_of", "open"]
 

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from dprobes.keyed.table_layout import TableContents
     from dprobes.keyed.table_text import ShownRow
     from dprobes.record.record_origin import Place, RecordSource
-    from dprobes.sinks.sink_interface import Batch, Sink, SinkOptions
+    from dprobes.sinks import Batch, Sink, SinkOptions
     from dprobes.sinks.structured_records import ArgumentValue, Shape
 
 __all__ = ["PerfettoSink"]

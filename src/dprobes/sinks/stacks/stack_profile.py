@@ -10,9 +10,8 @@ from dprobes.escapes import escaped
 from dprobes.formatters.address_names import AddressSymboliser, is_of_kernel
 from dprobes.formatters.field_values import FieldValues
 from dprobes.formatters.templates.data_extraction import stacks_in
-from dprobes.keyed.key_parts import STACK_ENDS
-from dprobes.record.log_items import KERNEL_STACK, USER_STACK
-from dprobes.record.log_record import decode_record
+from dprobes.keyed.table_layout import STACK_ENDS
+from dprobes.record.log_record import KERNEL_STACK, USER_STACK, decode_record
 from dprobes.rpn.instruction_set import StackEnd, Token
 
 if TYPE_CHECKING:
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
     from dprobes.record.log_record import LogRecord
     from dprobes.record.record_origin import Place, RecordSource
-    from dprobes.sinks.sink_interface import Batch
+    from dprobes.sinks import Batch
     from dprobes.target.code_names import CodeName
     from dprobes.trace.carried_names import CarriedNames
 

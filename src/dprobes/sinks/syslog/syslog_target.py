@@ -33,12 +33,11 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Iterable, Iterator, Sequence
 
-    from dprobes.keyed.key_parts import Names
-    from dprobes.keyed.table_layout import TableContents
+    from dprobes.keyed.table_layout import Names, TableContents
     from dprobes.keyed.table_text import ShownRow
     from dprobes.record.record_origin import Place, RecordSource
     from dprobes.rpn.keyed_tables import Table
-    from dprobes.sinks.sink_interface import Batch, Sink, SinkOptions
+    from dprobes.sinks import Batch, Sink, SinkOptions
     from dprobes.sinks.structured_records import KnownRecord
 
 __all__ = ["SyslogAddress", "SyslogFormatter", "SyslogSink"]

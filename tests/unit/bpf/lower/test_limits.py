@@ -12,7 +12,7 @@ from dprobes.bpf.lower import Request
 from dprobes.bpf.map_layouts import ENTRY_HEAD, LIMIT, REMOVE, Entry, MapName, ProbeField
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.hits.hit_lifecycle import ProbeLimits
-from dprobes.resolve.probe_state import ProbeState
+from dprobes.resolve.probepoints import ProbeState
 from dprobes.rpn.compilation_passes import CompileOptions, parse_source
 from dprobes.rpn.instruction_encoding import encode
 from dprobes.source_text import SourceFile

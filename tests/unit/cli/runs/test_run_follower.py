@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from dprobes.cli.console import Progress
 from dprobes.cli.output.run_summary import SummaryOptions
-from dprobes.cli.progress import Progress
 from dprobes.cli.runs.early_interrupt import EarlyInterrupt
 from dprobes.cli.runs.run_follower import Run
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.engine_interface import Begun, Finished, Scope, StateEvent, Stop
-from dprobes.resolve.probe_state import ProbeState
+from dprobes.resolve.probepoints import ProbeState
 from dprobes.rpn.compilation_passes import parse_source
 from dprobes.source_text import SourceFile
 

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from dprobes.diagnostics import Diagnostics
-from dprobes.dpc.c_source import CompiledSource, compile_source
+from dprobes.dpc.compiler import CompiledSource, compile_source
 from dprobes.rpn.compilation_passes import CompileOptions
 from dprobes.source_text import SourceFile
 

@@ -7,9 +7,9 @@ import re
 import pytest
 
 from dprobes.diagnostics import Diagnostics
-from dprobes.dpc.c_source import compile_source
+from dprobes.dpc.compiler import compile_source
 from dprobes.errors import SourceError
-from dprobes.resolve.probed_space import Space, space_of
+from dprobes.resolve.probepoints import Space, space_of
 from dprobes.rpn.compilation_passes import CompileOptions
 from dprobes.rpn.rpn_program import Address, Expression
 from dprobes.source_text import SourceFile

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from dprobes.diagnostics import Diagnostics
-from dprobes.dpc.c_source import compile_source
+from dprobes.dpc.compiler import compile_source
 from dprobes.rpn.compilation_passes import CompileOptions
 from dprobes.rpn.keyed_tables import KeyKind
 from dprobes.source_text import SourceFile

@@ -13,8 +13,7 @@ from dprobes.engines.gdb.stub_registers import processor_of
 from dprobes.engines.gdb.stub_requests import Stub
 from dprobes.engines.gdb.stub_target import StubTarget
 from dprobes.errors import EngineError
-from dprobes.resolve.probe_state import ProbeState
-from dprobes.resolve.probepoints import WatchedMemory
+from dprobes.resolve.probepoints import ProbeState, WatchedMemory
 from dprobes.rpn.rpn_program import Access
 from support.fake_stub import FakeStub
 

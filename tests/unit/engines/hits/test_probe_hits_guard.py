@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dprobes.engines.hits.probe_hits import Moment, ProgramGuard
-from dprobes.resolve.probe_state import ProbeState
+from dprobes.resolve.probepoints import ProbeState
 from support.ptrace_programs import inserted_program, probe_of
 
 BUDGET = 0.1

@@ -10,7 +10,7 @@ from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace
 from dprobes.engines.ptrace.tracer.handler_context import ThreadContext
 from dprobes.engines.ptrace.tracer.tracer_state import Thread, ThreadState
 from dprobes.platform.linux.ptrace_calls import Register, Registers
-from dprobes.resolve.probe_state import ProbeState
+from dprobes.resolve.probepoints import ProbeState
 from dprobes.vm import Ending, Outcome, Point
 from support.ptrace_programs import inserted_program, probe_of
 

@@ -19,7 +19,7 @@ from dprobes.native.routines.handler_ring import DISCARDED
 from dprobes.platform.linux.procfs import ThreadIdentity
 from dprobes.record.log_record import Item, LogRecord, decode_record, header_struct
 from dprobes.record.record_table import RecordTable
-from dprobes.resolve.probe_state import ProbeState
+from dprobes.resolve.probepoints import ProbeState
 from support.ring_entries import entry, putting
 from support.rounds import rounds
 

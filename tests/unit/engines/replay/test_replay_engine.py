@@ -11,7 +11,7 @@ from dprobes.diagnostics import Diagnostics
 from dprobes.engines.engine_interface import Job, ProbeRemoval, Scope, StateEvent
 from dprobes.engines.replay.replay_engine import ReplaySession
 from dprobes.resolve.local_module import resolve_here
-from dprobes.resolve.probe_state import ProbeState
+from dprobes.resolve.probepoints import ProbeState
 from dprobes.rpn.compilation_passes import parse_source
 from dprobes.source_text import SourceFile
 

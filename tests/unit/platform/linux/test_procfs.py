@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dprobes.platform.linux.map_query import MapQuestion
-from dprobes.platform.linux.procfs import children_of, first_stack_of, ids_of, without_waiting
+from dprobes.platform.linux.procfs import MapQuestion, children_of, first_stack_of, ids_of, without_waiting
 
 NOBODY = (1 << 22) - 1
 

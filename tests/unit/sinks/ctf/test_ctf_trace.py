@@ -12,8 +12,8 @@ from dprobes.formatters.templates.template_directory import DIRECTORY_FILE
 from dprobes.record.log_record import LogRecord, encode_record
 from dprobes.record.record_origin import Place, RecordSource
 from dprobes.rpn.instruction_set import Token
+from dprobes.sinks import Batch, SinkOptions
 from dprobes.sinks.ctf.ctf_target import CtfSink
-from dprobes.sinks.sink_interface import Batch, SinkOptions
 from dprobes.sinks.target_kinds import parse_target
 from support.babeltrace import NEEDS_BABELTRACE, discarded_in, event_line, read_trace, text_of
 from unit.sinks.ctf.traces import PLACE, SOURCE, batch, opened, times_in

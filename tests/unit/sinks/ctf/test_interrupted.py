@@ -13,7 +13,7 @@ import pytest
 
 from dprobes.errors import SinkError
 from dprobes.record.log_record import LogRecord, encode_record
-from dprobes.sinks.sink_interface import Batch
+from dprobes.sinks import Batch
 from support.babeltrace import NEEDS_BABELTRACE
 from unit.sinks.ctf.traces import PLACE, SOURCE, batch, opened, times_in
 

@@ -10,8 +10,8 @@ import pytest
 from dprobes.formatters.templates.template_collection import Templates
 from dprobes.record.log_record import ByteOrder, LogRecord, encode_record
 from dprobes.record.record_origin import Place, RecordSource
+from dprobes.sinks import Batch
 from dprobes.sinks.ctf.ctf_target import CtfSink
-from dprobes.sinks.sink_interface import Batch
 from support.babeltrace import NEEDS_BABELTRACE, event_line, read_trace, text_of
 from unit.sinks.typed import Shown, TypedField, random_data, random_fields, template_files
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from dprobes.record.log_record import LogRecord, encode_record
 from dprobes.record.record_origin import Place, RecordSource
+from dprobes.sinks import Batch
 from dprobes.sinks.ctf.ctf_target import CtfSink
-from dprobes.sinks.sink_interface import Batch
 from support.babeltrace import read_trace
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ import pytest
 
 from dprobes.errors import SinkError
 from dprobes.record.line_frames import Frame, FrameDecoder, Lost
+from dprobes.sinks import SinkOptions
 from dprobes.sinks.local import command_target
-from dprobes.sinks.sink_interface import SinkOptions
 from dprobes.sinks.sink_thread import LogTarget
 from dprobes.sinks.target_kinds import parse_target
 from unit.sinks.records import SOURCE, batch, record

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.errors import SinkError
+from dprobes.sinks import Batch, SinkOptions
 from dprobes.sinks.local.trace_file_target import TraceFileSink
-from dprobes.sinks.sink_interface import Batch, SinkOptions
 from dprobes.sinks.sink_thread import LogTarget
 from dprobes.sinks.target_kinds import parse_target
 from dprobes.trace.trace_content import LostRecords

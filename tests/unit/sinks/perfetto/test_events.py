@@ -13,7 +13,7 @@ from dprobes.keyed.table_entries import TableStore
 from dprobes.record.log_record import ByteOrder, LogRecord, encode_record
 from dprobes.record.record_origin import Place, RecordSource
 from dprobes.rpn.keyed_tables import Key, KeyKind, Table, TableKind
-from dprobes.sinks.sink_interface import Batch, SinkOptions
+from dprobes.sinks import Batch, SinkOptions
 from dprobes.sinks.target_kinds import parse_target
 from support.perfetto_messages import packets_of, read_perfetto
 from unit.sinks.perfetto.traces import SOURCE, WALL, batch, entry, leaving, opened

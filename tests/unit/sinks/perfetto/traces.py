@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from dprobes.record.log_record import LogRecord, encode_record
 from dprobes.record.record_origin import Place, RecordSource
+from dprobes.sinks import Batch
 from dprobes.sinks.perfetto.perfetto_target import PerfettoSink
-from dprobes.sinks.sink_interface import Batch
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.errors import RecordsRefusedError, SinkError
-from dprobes.keyed.key_parts import NO_NAMES
 from dprobes.keyed.table_entries import TableStore
-from dprobes.keyed.table_layout import TableContents
+from dprobes.keyed.table_layout import NO_NAMES, TableContents
 from dprobes.rpn.keyed_tables import Key, KeyKind, Table, TableKind
-from dprobes.sinks.sink_interface import Batch, SinkOptions
+from dprobes.sinks import Batch, SinkOptions
 from dprobes.sinks.syslog import syslog_transports
 from dprobes.sinks.syslog.syslog_target import SyslogAddress, SyslogFormatter, SyslogSink
 from dprobes.sinks.syslog.syslog_transports import Datagrams, Stream

@@ -26,9 +26,8 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 from dprobes.engines.engine_interface import Notice
 from dprobes.engines.foreign_users import ForeignUsers
 from dprobes.errors import TargetError, system_error
-from dprobes.platform.linux.map_query import MapQuestion
-from dprobes.platform.linux.procfs import living_thread, process_field, threads_of
-from dprobes.resolve.probe_state import ProbeState
+from dprobes.platform.linux.procfs import MapQuestion, living_thread, process_field, threads_of
+from dprobes.resolve.probepoints import ProbeState
 from dprobes.target.code.uprobe_sites import is_replaced_by_call
 from dprobes.target.module_lookup import root_of
 from dprobes.target.process_maps import PAGE_SIZE, executable_mappings, parse_maps, read_maps

@@ -28,7 +28,7 @@ from dprobes.engines.engine_interface import Notice
 from dprobes.engines.foreign_users import ForeignUsers
 from dprobes.errors import DprobesError, EngineError, SourceError, TargetError, reason_of_number
 from dprobes.platform.linux.procfs import living_thread
-from dprobes.resolve.probed_space import Space, space_of
+from dprobes.resolve.probepoints import Space, space_of
 from dprobes.target.elf.elf_file import ElfFile
 from dprobes.target.module_lookup import find_module, root_of, suggestion
 

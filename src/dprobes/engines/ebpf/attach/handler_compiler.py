@@ -14,7 +14,7 @@ from dprobes.engines.ebpf.attach.site_spec import Site
 from dprobes.engines.ebpf.kernel.kernel_features import Feature
 from dprobes.engines.ebpf.kernel.task_structures import task_layout
 from dprobes.record.log_record import Item
-from dprobes.resolve.probe_state import ProbeState
+from dprobes.resolve.probepoints import ProbeState
 from dprobes.rpn.program_needs import entry_counters, entry_registers
 from dprobes.rpn.rpn_program import MANY_PLACES, Point
 

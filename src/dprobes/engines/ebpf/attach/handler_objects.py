@@ -25,7 +25,7 @@ from dprobes.engines.ebpf.kernel.bpf_objects import TOO_MANY_FILES, finished, lo
 from dprobes.engines.ebpf.kernel.kernel_features import Features
 from dprobes.errors import DprobesError, EngineError, InternalError, NotSupportedError, PrivilegeError, reason_of
 from dprobes.platform.linux.bpf_calls import AttachType, LogLevel, ProgramFlag, ProgramType, verifier_log
-from dprobes.resolve.probed_space import Space, space_of
+from dprobes.resolve.probepoints import Space, space_of
 from dprobes.rpn.instruction_set import Group
 from dprobes.rpn.program_needs import CORE_DUMP, shared_tables
 from dprobes.rpn.rpn_program import Point, Sampler, Tracepoint, calls_extensions

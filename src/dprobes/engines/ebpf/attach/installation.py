@@ -32,9 +32,8 @@ from dprobes.engines.ebpf.kernel.kernel_features import Feature
 from dprobes.engines.engine_interface import Notice, StateEvent
 from dprobes.engines.overload_guard import budget_of
 from dprobes.errors import DprobesError, EngineError
-from dprobes.platform.linux.cpus import cpu_limit
-from dprobes.resolve.probe_state import ProbeState
-from dprobes.resolve.probepoints import ProbeKind
+from dprobes.platform.linux.procfs import cpu_limit
+from dprobes.resolve.probepoints import ProbeKind, ProbeState
 from dprobes.rpn.program_needs import dumps_core, makes_records, shared_tables
 
 if TYPE_CHECKING:

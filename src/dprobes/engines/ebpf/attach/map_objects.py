@@ -40,8 +40,8 @@ from dprobes.engines.ebpf.kernel.ring_reader import RingBuffer
 from dprobes.engines.engine_interface import TableChange, VariableChange
 from dprobes.errors import EngineError, reason_of
 from dprobes.platform.linux.bpf_calls import MapType, create_map, update_element
-from dprobes.platform.linux.cpus import online_cpus
 from dprobes.platform.linux.perf_calls import open_counter
+from dprobes.platform.linux.procfs import online_cpus
 from dprobes.rpn.performance_counters import COUNTERS
 from dprobes.target.code.uprobe_sites import UprobeClass
 

@@ -44,8 +44,7 @@ from dprobes.engines.ebpf.kernel.bpf_links import (
     uprobe_attach_type,
 )
 from dprobes.engines.ebpf.kernel.bpf_objects import HashMap, explained, finished, load
-from dprobes.engines.ebpf.kernel.kernel_features import Feature
-from dprobes.engines.ebpf.kernel.kernel_types import KernelTypes
+from dprobes.engines.ebpf.kernel.kernel_features import Feature, KernelTypes
 from dprobes.engines.ebpf.kernel.ring_reader import RingBuffer
 from dprobes.engines.ebpf.kernel.task_structures import paging_layout
 from dprobes.engines.engine_interface import Notice, StateEvent

@@ -22,18 +22,16 @@ from dprobes.engines.ebpf.attach.run_scope import is_initial_namespace
 from dprobes.engines.ebpf.attach.site_spec import DEBUG_REGISTER
 from dprobes.engines.ebpf.kernel.bpf_links import ACCESSES
 from dprobes.engines.ebpf.kernel.bpf_objects import PERF_REMEDY, Descriptors
-from dprobes.engines.ebpf.kernel.kernel_features import Feature
-from dprobes.engines.ebpf.kernel.kernel_types import KernelTypes
+from dprobes.engines.ebpf.kernel.kernel_features import Feature, KernelTypes
 from dprobes.engines.ebpf.kernel.task_structures import FileIdentifier, mapped_module, vma_layout
 from dprobes.engines.engine_interface import Notice
 from dprobes.errors import EngineError, PrivilegeError, SourceError, reason_of, reason_of_number
 from dprobes.platform.linux import perf_calls
 from dprobes.platform.linux.bpf_calls import link_perf_event
-from dprobes.platform.linux.cpus import online_cpus
+from dprobes.platform.linux.procfs import online_cpus
 from dprobes.record.log_record import Item
 from dprobes.resolve.local_module import resolve_everywhere
-from dprobes.resolve.probe_state import ProbeState, impossible_address
-from dprobes.resolve.probepoints import ProbeKind
+from dprobes.resolve.probepoints import ProbeKind, ProbeState, impossible_address
 from dprobes.rpn.instruction_encoding import encode
 from dprobes.rpn.program_checker import check
 from dprobes.rpn.rpn_program import Point

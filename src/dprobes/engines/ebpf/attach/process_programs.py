@@ -48,8 +48,7 @@ if TYPE_CHECKING:
     from dprobes.bpf.bpf_assembler import Label
     from dprobes.bpf.lower.lowering_request import CounterLayout
     from dprobes.engines.ebpf.kernel.bpf_objects import Descriptors
-    from dprobes.engines.ebpf.kernel.kernel_features import Features
-    from dprobes.engines.ebpf.kernel.kernel_types import KernelTypes
+    from dprobes.engines.ebpf.kernel.kernel_features import Features, KernelTypes
 
 __all__ = [
     "FaultWatch",

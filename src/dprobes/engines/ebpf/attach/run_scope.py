@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from dprobes.engines.command_launcher import Command
     from dprobes.engines.ebpf.attach.map_objects import SharedMaps
     from dprobes.engines.ebpf.kernel.bpf_objects import Descriptors
-    from dprobes.engines.ebpf.kernel.kernel_types import KernelTypes
+    from dprobes.engines.ebpf.kernel.kernel_features import KernelTypes
     from dprobes.engines.engine_interface import Scope
     from dprobes.rpn.rpn_program import Program
 

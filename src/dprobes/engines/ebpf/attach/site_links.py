@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.engines.engine_interface import Notice
 from dprobes.errors import reason_of
-from dprobes.platform.linux.cpus import CpuNews
+from dprobes.platform.linux.procfs import CpuNews
 
 if TYPE_CHECKING:
     from dprobes.bpf.lower.lowering_request import Placement

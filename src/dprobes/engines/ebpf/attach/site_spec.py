@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.bpf.lower.lowering_request import Placement
 from dprobes.resolve.breakpoints import movable_probes
-from dprobes.resolve.probe_state import ProbeState
-from dprobes.resolve.probepoints import LeftOutProbe
+from dprobes.resolve.probepoints import LeftOutProbe, ProbeState
 from dprobes.rpn.program_needs import entry_registers
 from dprobes.rpn.rpn_program import MANY_PLACES
 from dprobes.target.code.function_exits import ExitKind

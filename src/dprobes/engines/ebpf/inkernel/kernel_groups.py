@@ -23,8 +23,7 @@ from dprobes.engines.ebpf.kernel.kernel_features import Feature
 from dprobes.engines.engine_interface import Notice, StateEvent
 from dprobes.errors import EngineError
 from dprobes.platform.linux.bpf_calls import LINK_INFO, MISSED, MISSED_MANY, ProgramType, missed_hits, program_info
-from dprobes.resolve.probe_state import ProbeState
-from dprobes.resolve.probepoints import LeftOutProbe
+from dprobes.resolve.probepoints import LeftOutProbe, ProbeState
 from dprobes.rpn.rpn_program import Glob
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from dprobes.diagnostics import Note
 from dprobes.engines.ebpf.attach.site_spec import Site
 from dprobes.engines.ebpf.kernel.kernel_features import Feature
 from dprobes.errors import TargetError, reason_of
-from dprobes.resolve.probe_state import ProbeState
-from dprobes.resolve.probepoints import LeftOutProbe
+from dprobes.resolve.probepoints import LeftOutProbe, ProbeState
 from dprobes.rpn.instruction_set import Group
 from dprobes.rpn.program_needs import ENTRY, entry_registers, executed_instructions, skipping_instruction
 from dprobes.rpn.rpn_program import Expression, Glob

@@ -21,8 +21,7 @@ from dprobes.errors import DprobesError
 from dprobes.platform.linux.kernel_events import KernelEvents
 from dprobes.resolve.codeless_probes import resolve_samplers, resolve_watchpoints
 from dprobes.resolve.kernel_places import KernelModule
-from dprobes.resolve.probe_state import ProbeState
-from dprobes.resolve.probed_space import pushed_symbols
+from dprobes.resolve.probepoints import ProbeState, pushed_symbols
 from dprobes.target.kernel.running_kernel import RunningKernel
 
 if TYPE_CHECKING:

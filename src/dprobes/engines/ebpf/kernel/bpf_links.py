@@ -29,7 +29,7 @@ from dprobes.platform.linux.bpf_calls import (
     open_raw_tracepoint,
 )
 from dprobes.platform.linux.call_proxy import close_in_proxy
-from dprobes.platform.linux.cpus import online_cpus
+from dprobes.platform.linux.procfs import online_cpus
 from dprobes.rpn.rpn_program import Access
 from dprobes.target.btf import Kind
 from dprobes.target.kernel.traced_fields import Source
@@ -39,8 +39,7 @@ if TYPE_CHECKING:
 
     from dprobes.bpf.bpf_assembler import Assembled
     from dprobes.bpf.map_layouts import MapName
-    from dprobes.engines.ebpf.kernel.kernel_features import Features
-    from dprobes.engines.ebpf.kernel.kernel_types import KernelTypes
+    from dprobes.engines.ebpf.kernel.kernel_features import Features, KernelTypes
     from dprobes.target.kernel.traced_fields import TracedEvent
 
 __all__ = [

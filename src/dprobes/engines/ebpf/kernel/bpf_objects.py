@@ -32,7 +32,7 @@ from dprobes.platform.linux.bpf_calls import (
     map_keys,
     update_element,
 )
-from dprobes.platform.linux.cpus import cpu_limit
+from dprobes.platform.linux.procfs import cpu_limit
 from dprobes.target.btf import encode_functions
 
 if TYPE_CHECKING:

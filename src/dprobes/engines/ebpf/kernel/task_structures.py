@@ -18,8 +18,7 @@ from dprobes.bpf.bpf_instructions import Helper, Register, Size
 from dprobes.bpf.lower.hosts.vma_lookup import Answer, VmaQuestions
 from dprobes.bpf.lower.lowering_request import MappedModule, PagingLayout, TaskLayout, VmaLayout
 from dprobes.engines.ebpf.kernel.bpf_objects import Descriptor, load
-from dprobes.engines.ebpf.kernel.kernel_features import Feature
-from dprobes.engines.ebpf.kernel.kernel_types import KeptAnswers
+from dprobes.engines.ebpf.kernel.kernel_features import Feature, KeptAnswers
 from dprobes.errors import DprobesError, EngineError, TargetError
 from dprobes.platform.linux.bpf_calls import ProgramFlag, ProgramRunner, ProgramType
 from dprobes.platform.linux.procfs import without_waiting
@@ -28,8 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from dprobes.bpf.bpf_assembler import Assembled
-    from dprobes.engines.ebpf.kernel.kernel_features import Features
-    from dprobes.engines.ebpf.kernel.kernel_types import KernelTypes
+    from dprobes.engines.ebpf.kernel.kernel_features import Features, KernelTypes
     from dprobes.target.elf.elf_file import ElfFile
 
 __all__ = ["FileIdentifier", "mapped_module", "paging_layout", "task_layout", "vma_layout"]

@@ -42,7 +42,7 @@ from dprobes.engines.engine_interface import (
 )
 from dprobes.engines.refusals import nothing_to_insert
 from dprobes.errors import DprobesError, EngineError, TargetError
-from dprobes.resolve.probe_state import ProbeState
+from dprobes.resolve.probepoints import ProbeState
 from dprobes.rpn.program_needs import logs_user_stacks
 
 if TYPE_CHECKING:

@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.engines.ebpf.attach.run_scope import descendants
 from dprobes.errors import TargetError
-from dprobes.platform.linux.cpus import online_cpus
 from dprobes.platform.linux.perf_calls import open_process_news
+from dprobes.platform.linux.procfs import online_cpus
 from dprobes.target.process_maps import Mapping
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from dprobes.bpf.map_layouts import ProbeLoad
 from dprobes.engines.engine_interface import Notice, StateEvent
 from dprobes.engines.overload_guard import Load, OverloadNotices, OverloadPolicy
-from dprobes.resolve.probe_state import ProbeState
+from dprobes.resolve.probepoints import ProbeState
 from dprobes.rpn.instruction_set import ExceptionCode
 
 if TYPE_CHECKING:

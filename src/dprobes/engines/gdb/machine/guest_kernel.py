@@ -22,7 +22,7 @@ from dprobes.engines.gdb.stub_transports import open_transport
 from dprobes.engines.gdb.unmet_needs import no_machine
 from dprobes.errors import EngineError, FormatError, TargetError
 from dprobes.escapes import escaped
-from dprobes.resolve.probed_space import MACHINE
+from dprobes.resolve.probepoints import MACHINE
 from dprobes.target.btf import Btf
 from dprobes.target.kernel.kernel_files import build_id_in
 from dprobes.target.kernel.kernel_symbols import Kallsyms

@@ -24,9 +24,7 @@ from dprobes.engines.gdb.unmet_needs import no_machine, refuse_lacking
 from dprobes.engines.hits.probe_hits import DEBUGGER, HandlerRunner
 from dprobes.errors import EngineError, TargetError
 from dprobes.resolve.kernel_places import ResolvedKernel
-from dprobes.resolve.probe_state import ProbeState
-from dprobes.resolve.probed_space import ANYWHERE, MACHINE
-from dprobes.resolve.probepoints import ProbeKind
+from dprobes.resolve.probepoints import ANYWHERE, MACHINE, ProbeKind, ProbeState
 from dprobes.rpn.rpn_program import Access
 from dprobes.target.kernel.kernel_symbols import Kallsyms, KernelSymbol
 from dprobes.target.kernel.running_kernel import RunningKernel

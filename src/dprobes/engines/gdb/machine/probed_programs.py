@@ -15,7 +15,7 @@ from dprobes.engines.gdb.machine.guest_processes import AddressSpaces, KernelFac
 from dprobes.engines.gdb.machine.probed_machine import ProbedMachine
 from dprobes.engines.gdb.placed_probes import PlacedProbes
 from dprobes.errors import EngineError
-from dprobes.resolve.probe_state import ProbeState
+from dprobes.resolve.probepoints import ProbeState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from dprobes.engines.engine_interface import Counts, Event, Finished, Notice, RecordBatch, StateEvent
 from dprobes.engines.ptrace.tracer_messages import Done, Dumped, Ended, ProbeStatus, Warned
 from dprobes.record.log_record import time_of
-from dprobes.resolve.probe_state import ProbeState
+from dprobes.resolve.probepoints import ProbeState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

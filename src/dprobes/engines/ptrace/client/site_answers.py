@@ -26,9 +26,7 @@ from dprobes.platform.linux.procfs import without_waiting
 from dprobes.platform.x86.debug_registers import Watch
 from dprobes.platform.x86.instruction_emulation import plan
 from dprobes.platform.x86.instruction_relocation import copy_of
-from dprobes.resolve.probe_state import ProbeState
-from dprobes.resolve.probed_space import Space, space_of
-from dprobes.resolve.probepoints import ProbeKind
+from dprobes.resolve.probepoints import ProbeKind, ProbeState, Space, space_of
 from dprobes.rpn.instruction_encoding import CodeImage, encode
 from dprobes.rpn.program_checker import check
 from dprobes.rpn.program_needs import entry_counters, entry_registers

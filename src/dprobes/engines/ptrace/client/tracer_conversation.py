@@ -57,7 +57,7 @@ from dprobes.engines.refusals import nothing_to_insert
 from dprobes.errors import EngineError, SourceError, TargetError
 from dprobes.platform.linux.process_calls import allow_tracer
 from dprobes.platform.linux.procfs import ThreadIdentity
-from dprobes.resolve.probe_state import ProbeState
+from dprobes.resolve.probepoints import ProbeState
 from dprobes.target.process_maps import command_name
 
 if TYPE_CHECKING:

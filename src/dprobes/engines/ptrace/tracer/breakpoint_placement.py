@@ -18,7 +18,7 @@ from dprobes.engines.ptrace.tracer.placed_breakpoints import INT3, Breakpoint
 from dprobes.engines.ptrace.tracer_messages import Placed, ProbeStatus, Raised
 from dprobes.errors import TargetError, reason_of
 from dprobes.platform.x86.instruction_emulation import is_emulated
-from dprobes.resolve.probe_state import ProbeState
+from dprobes.resolve.probepoints import ProbeState
 from dprobes.target.process_maps import PAGE_SIZE, mapping_at
 from dprobes.vm import AddressFault
 

@@ -25,7 +25,7 @@ from dprobes.engines.ptrace.tracer.tracer_state import ExitRequest, ThreadState
 from dprobes.platform.linux import ptrace_calls
 from dprobes.platform.linux.ptrace_calls import TRAP_FLAG, Register
 from dprobes.platform.x86.instruction_emulation import Action, emulate, uses_return_addresses
-from dprobes.resolve.probe_state import ProbeState
+from dprobes.resolve.probepoints import ProbeState
 from dprobes.vm import Ending
 
 if TYPE_CHECKING:

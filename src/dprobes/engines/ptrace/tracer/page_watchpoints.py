@@ -34,7 +34,7 @@ from dprobes.platform.linux.ptrace_calls import Event, Register, StopKind, class
 from dprobes.platform.linux.userfault_calls import FaultEvent
 from dprobes.platform.x86.written_memory import written_memory
 from dprobes.resolve.codeless_probes import length_problem
-from dprobes.resolve.probe_state import ProbeState
+from dprobes.resolve.probepoints import ProbeState
 from dprobes.target.process_maps import PAGE_SIZE
 
 if TYPE_CHECKING:

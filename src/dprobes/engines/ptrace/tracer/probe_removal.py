@@ -25,7 +25,7 @@ from dprobes.engines.ptrace.tracer.native.thread_places import is_left, unmap_na
 from dprobes.engines.ptrace.tracer.placed_breakpoints import Slots
 from dprobes.engines.ptrace.tracer.tracer_state import ThreadGoneError
 from dprobes.engines.ptrace.tracer_messages import Lowered, ProbeStatus, Removed
-from dprobes.resolve.probe_state import ProbeState
+from dprobes.resolve.probepoints import ProbeState
 from dprobes.target.process_maps import PAGE_SIZE
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from dprobes.engines.ptrace.tracer.tracer_programs import InsertedProgram
 from dprobes.engines.ptrace.tracer.tracer_state import ThreadState
 from dprobes.engines.ptrace.tracer_messages import Ended, InPlace, NotInserted, ProbeStatus, Removed, Replaced
 from dprobes.errors import EngineError, reason_of
-from dprobes.resolve.probe_state import ProbeState
+from dprobes.resolve.probepoints import ProbeState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -32,7 +32,7 @@ from dprobes.platform.x86.debug_registers import (
     slots_hit,
 )
 from dprobes.resolve.codeless_probes import length_problem
-from dprobes.resolve.probe_state import ProbeState, impossible_address
+from dprobes.resolve.probepoints import ProbeState, impossible_address
 from dprobes.rpn.rpn_program import Access
 
 if TYPE_CHECKING:

@@ -64,7 +64,7 @@ from dprobes.errors import EngineError
 from dprobes.platform.linux import process_calls, ptrace_calls
 from dprobes.platform.linux.procfs import spare_process, thread_state
 from dprobes.platform.linux.ptrace_calls import Event, StopKind, classify_stop
-from dprobes.resolve.probe_state import ProbeState
+from dprobes.resolve.probepoints import ProbeState
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,7 +13,7 @@ from dprobes.engines.ptrace.breakpoint_sites import Sites
 from dprobes.engines.ptrace.shared_counters import SharedCounters
 from dprobes.engines.ptrace.tracer_messages import End, ModuleMapped, ProbeStatus, Warned
 from dprobes.engines.shared_globals import MappedCells
-from dprobes.resolve.probe_state import ProbeState
+from dprobes.resolve.probepoints import ProbeState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, MutableSequence, Sequence

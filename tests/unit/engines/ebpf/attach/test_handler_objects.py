@@ -14,7 +14,7 @@ from dprobes.bpf.bpf_assembler import Assembler
 from dprobes.bpf.bpf_instructions import Register
 from dprobes.bpf.lower.lowering_request import Lowered, Placement
 from dprobes.diagnostics import Diagnostics
-from dprobes.dpc.c_source import compile_source
+from dprobes.dpc.compiler import compile_source
 from dprobes.engines.ebpf.attach import handler_objects
 from dprobes.engines.ebpf.attach.handler_objects import load_handler, rejection, source_place, span_in
 from dprobes.errors import EngineError, InternalError

@@ -18,8 +18,7 @@ from dprobes.engines.ebpf.kernel.kernel_features import Feature, Features
 from dprobes.engines.engine_interface import Notice, StateEvent
 from dprobes.errors import EngineError, PrivilegeError
 from dprobes.platform.linux import perf_calls
-from dprobes.resolve.probe_state import ProbeState
-from dprobes.resolve.probepoints import LeftOutProbe, ProbedCode, ProbeKind, Probepoint
+from dprobes.resolve.probepoints import LeftOutProbe, ProbedCode, ProbeKind, Probepoint, ProbeState
 from dprobes.rpn.compilation_passes import parse_source
 from dprobes.source_text import SourceFile
 from dprobes.target.code.machine_code import DecodedInstruction

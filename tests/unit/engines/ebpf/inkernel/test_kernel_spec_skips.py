@@ -19,7 +19,7 @@ from dprobes.target.kernel.kernel_symbols import Kallsyms
 from dprobes.target.kernel.running_kernel import KernelText, RunningKernel
 
 if TYPE_CHECKING:
-    from dprobes.engines.ebpf.kernel.kernel_types import KernelTypes
+    from dprobes.engines.ebpf.kernel.kernel_features import KernelTypes
 
 SYMBOLS = b"""ffffffff81000000 T _text
 ffffffff81000100 T may_fail

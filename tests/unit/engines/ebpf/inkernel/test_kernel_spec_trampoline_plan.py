@@ -21,7 +21,7 @@ from dprobes.target.kernel.running_kernel import KernelText, LoadedModule, Runni
 
 if TYPE_CHECKING:
     from dprobes.engines.ebpf.inkernel.kernel_spec import PlannedKernel
-    from dprobes.engines.ebpf.kernel.kernel_types import KernelTypes
+    from dprobes.engines.ebpf.kernel.kernel_features import KernelTypes
 
 SYMBOLS = b"""ffffffff81000000 T _text
 ffffffff81000100 T read_two

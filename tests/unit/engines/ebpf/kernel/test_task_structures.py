@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from dprobes.engines.ebpf.kernel.kernel_types import KernelTypes
+    from dprobes.engines.ebpf.kernel.kernel_features import KernelTypes
 
 
 class Types:

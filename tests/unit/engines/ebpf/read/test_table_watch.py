@@ -8,7 +8,7 @@ from typing import Any, cast
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.ebpf.read.table_watch import TableWatch
 from dprobes.engines.engine_interface import Notice, StateEvent
-from dprobes.resolve.probe_state import ProbeState
+from dprobes.resolve.probepoints import ProbeState
 from dprobes.rpn.compilation_passes import parse_source
 from dprobes.rpn.instruction_set import ExceptionCode
 from dprobes.source_text import SourceFile

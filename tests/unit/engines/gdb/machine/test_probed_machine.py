@@ -7,8 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from dprobes.engines.gdb.machine.probed_machine import SampleClocks
-from dprobes.resolve.probe_state import ProbeState
-from dprobes.resolve.probepoints import ProbeKind
+from dprobes.resolve.probepoints import ProbeKind, ProbeState
 
 
 class FakeProbe:

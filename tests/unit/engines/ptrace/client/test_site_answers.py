@@ -16,7 +16,7 @@ from dprobes.engines.ptrace.client.site_answers import Answers, reachable
 from dprobes.engines.ptrace.tracer_messages import ModuleMapped
 from dprobes.errors import TargetError
 from dprobes.platform.foreign.examiner import Examiner
-from dprobes.resolve.probe_state import ProbeState
+from dprobes.resolve.probepoints import ProbeState
 from dprobes.rpn.compilation_passes import parse_source
 from dprobes.source_text import SourceFile
 from dprobes.target.process_maps import executable_mappings, read_maps

@@ -14,7 +14,7 @@ from dprobes.engines.ptrace.tracer.thread_watchpoints import DebugRegisters, Unw
 from dprobes.engines.ptrace.tracer.tracer_state import ThreadTable
 from dprobes.engines.ptrace.tracer_messages import ProbeStatus, Watched
 from dprobes.platform.x86.debug_registers import Watch
-from dprobes.resolve.probe_state import ProbeState
+from dprobes.resolve.probepoints import ProbeState
 from dprobes.rpn.rpn_program import Access
 from dprobes.vm import Point
 from support.ptrace_programs import inserted_program, probe_of

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dprobes.engines.ptrace.breakpoint_sites import Site, Sites
-from dprobes.resolve.probe_state import ProbeState
+from dprobes.resolve.probepoints import ProbeState
 from dprobes.vm import Point
 from support.ptrace_programs import NO_LIMITS, inserted_program
 

@@ -36,8 +36,7 @@ from dprobes.engines.ptrace.tracer.placed_breakpoints import Entry
 from dprobes.engines.ptrace.tracer_messages import Warned
 from dprobes.errors import reason_of, reason_of_number
 from dprobes.native.process_page import PROCESS_IS_NESTED, PROCESS_PID, PROCESS_SIZE, THREAD, thread_window
-from dprobes.platform.linux.memory_file import memory_file
-from dprobes.platform.linux.process_calls import same_file, send_file
+from dprobes.platform.linux.process_calls import memory_file, same_file, send_file
 from dprobes.target.process_maps import PAGE_SIZE
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from dprobes.engines.inline.shared_memory import Region
 from dprobes.engines.ptrace.shared_counters import SharedCounters
 from dprobes.engines.ptrace.tracer.native import handler_memory
 from dprobes.engines.shared_globals import GlobalVariables
-from dprobes.platform.linux.memory_file import MEMORY_SEALS, growing_memory_file, memory_file
+from dprobes.platform.linux.process_calls import MEMORY_SEALS, growing_memory_file, memory_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

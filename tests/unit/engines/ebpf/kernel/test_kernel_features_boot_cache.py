@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.ebpf.kernel import kernel_types
-from dprobes.engines.ebpf.kernel.kernel_types import KeptAnswers
+from dprobes.engines.ebpf.kernel import kernel_features
+from dprobes.engines.ebpf.kernel.kernel_features import KeptAnswers
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,7 +27,7 @@ def test_another_boot_knows_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     KeptAnswers("numbers", tmp_path).add("x", 1)
     other = tmp_path / "boot_id"
     other.write_text("another\n")
-    monkeypatch.setattr(kernel_types, "BOOT_ID", other)
+    monkeypatch.setattr(kernel_features, "BOOT_ID", other)
     assert KeptAnswers("numbers", tmp_path).get("x") is None
 
 

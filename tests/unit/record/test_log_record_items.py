@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dprobes.record.log_items import LogItem, split_items
+from dprobes.record.log_record import LogItem, split_items
 
 
 def test_every_token_becomes_an_item() -> None:

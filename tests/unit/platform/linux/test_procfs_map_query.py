@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.platform.linux import map_query
-from dprobes.platform.linux.map_query import MapQuestion
+from dprobes.platform.linux import procfs
+from dprobes.platform.linux.procfs import MapQuestion
 from dprobes.target.process_maps import PROCMAP_QUERY
 
 if TYPE_CHECKING:
@@ -109,5 +109,5 @@ def test_a_process_without_memory_is_no_process(waiting: subprocess.Popen[bytes]
 
 
 def test_an_older_kernel_gives_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(map_query, "PROCMAP_QUERY", PROCMAP_QUERY + 1)
+    monkeypatch.setattr(procfs, "PROCMAP_QUERY", PROCMAP_QUERY + 1)
     assert MapQuestion(NO_INODE, "python").answer(os.getpid(), MANY) is None

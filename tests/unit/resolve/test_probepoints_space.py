@@ -7,7 +7,7 @@ import pytest
 from dprobes.arch import architecture
 from dprobes.diagnostics import Diagnostics
 from dprobes.errors import TargetError
-from dprobes.resolve.probed_space import EveryProcess, Space, space_of
+from dprobes.resolve.probepoints import EveryProcess, Space, space_of
 from dprobes.rpn.compilation_passes import CompileOptions, parse_source
 from dprobes.source_text import SourceFile
 

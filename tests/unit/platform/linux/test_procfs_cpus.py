@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.platform.linux.cpus import CpuNews, cpu_limit, online_cpus
+from dprobes.platform.linux.procfs import CpuNews, cpu_limit, online_cpus
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,7 +6,7 @@ import pytest
 
 from dprobes.arch import architecture
 from dprobes.diagnostics import Diagnostics
-from dprobes.dpc.c_source import compile_source, in_c
+from dprobes.dpc.compiler import compile_source, in_c
 from dprobes.engines.engine_capabilities import requirements
 from dprobes.errors import SourceError
 from dprobes.rpn.compilation_passes import CompileOptions, check_program

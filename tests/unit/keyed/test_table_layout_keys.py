@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dprobes.keyed.key_parts import kept_part, parts_of
+from dprobes.keyed.table_layout import kept_part, parts_of
 from dprobes.rpn.keyed_tables import Key, KeyKind, Table, TableKind
 
 

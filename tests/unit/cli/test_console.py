@@ -11,7 +11,7 @@ import pytest
 
 SOURCE = """
 import sys, time
-from dprobes.cli.progress import Progress
+from dprobes.cli.console import Progress
 with Progress("counting records"):
     time.sleep({seconds})
 print("done", file=sys.stderr)

@@ -6,7 +6,7 @@ import errno
 import mmap
 from typing import TYPE_CHECKING, NoReturn
 
-from dprobes.engines.ebpf.kernel import kernel_types
+from dprobes.engines.ebpf.kernel import kernel_features
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,6 +20,6 @@ def test_a_file_that_cannot_be_mapped_is_read(tmp_path: Path, monkeypatch: pytes
 
     path = tmp_path / "vmlinux"
     path.write_bytes(b"types")
-    assert kernel_types._contents(str(path))[:] == b"types"
+    assert kernel_features._contents(str(path))[:] == b"types"
     monkeypatch.setattr(mmap, "mmap", refuse)
-    assert kernel_types._contents(str(path)) == b"types"
+    assert kernel_features._contents(str(path)) == b"types"
