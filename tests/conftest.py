@@ -80,7 +80,7 @@ SLOW = {
     "dpc/typers/test_type_table_specifiers.py",
     "dwarf/test_corrupt_files.py",
     "dwarf/test_debug_entries.py",
-    "dwarf/test_inlined_calls.py",
+    "dwarf/test_entry_search_inlined_calls.py",
     "dwarf/test_debug_file_packages.py",
     "dwarf/test_entry_search.py",
     "dwarf/test_line_table_source_lines.py",

@@ -78,8 +78,7 @@ def _pieces(
     file: DebugFile, module: Module, start: int, end: int, name_of: Callable[[str], str]
 ) -> Iterator[InlinedCode]:
     from dprobes.dwarf.address_lists import ranges_of
-    from dprobes.dwarf.entry_search import function_at
-    from dprobes.dwarf.inlined_calls import inlined_calls_in
+    from dprobes.dwarf.entry_search import function_at, inlined_calls_in
 
     link_address = module.elf.link_address(start)
     function = function_at(file, link_address) if link_address is not None else None

@@ -183,7 +183,7 @@ def told_of_inlining(module: Module, name: str, error: TargetError) -> TargetErr
 def inlined_places(module: Module, name: str) -> list[str]:
     """Return the places of a function's inlined calls; raise ``TargetError`` if the debug information is damaged."""
     from dprobes.dwarf.debug_file import debug_file_of
-    from dprobes.dwarf.inlined_calls import inlined_calls_of
+    from dprobes.dwarf.entry_search import inlined_calls_of
 
     debug = debug_file_of(module.elf)
     if debug is None:

@@ -162,7 +162,7 @@ class DebugPlaces:
 
     def of_inlined(self, module: str, function: str) -> Sequence[str]:
         """Return the places of the first instructions of inlined calls; raise ``TargetError`` if there are none."""
-        from dprobes.dwarf.inlined_calls import inlined_calls_of
+        from dprobes.dwarf.entry_search import inlined_calls_of
 
         found, debug = self._open(module)
         calls = list(inlined_calls_of(debug, function))

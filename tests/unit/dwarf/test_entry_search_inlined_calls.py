@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.dwarf import inlined_calls
+from dprobes.dwarf import entry_search
 from dprobes.dwarf.address_lists import covers
 from dprobes.dwarf.debug_file import debug_file_of
 from dprobes.dwarf.dwarf_numbers import At
-from dprobes.dwarf.inlined_calls import inlined_calls_of
+from dprobes.dwarf.entry_search import inlined_calls_of
 from dprobes.dwarf.inlined_names import InlinedNames
 from dprobes.target.code_names import function_at
 from dprobes.target.elf.elf_file import ElfFile
@@ -90,7 +90,7 @@ def test_units_that_only_call_a_function_are_not_searched_for_it(
         looked.append(entry.text(At.NAME))
         return ()
 
-    monkeypatch.setattr(inlined_calls, "_references", note)
+    monkeypatch.setattr(entry_search, "_references", note)
     assert list(inlined_calls_of(debug_file(program), "printf")) == []
     assert looked == []
     assert list(inlined_calls_of(debug_file(program), "inner")) == []
