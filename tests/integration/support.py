@@ -35,7 +35,7 @@ I386_COMPILER = "i686-linux-gnu-gcc"
 I386_LIBRARIES = "/usr/i686-linux-gnu/lib"
 I386_FLAGS = (f"-Wl,-rpath,{I386_LIBRARIES}", f"-Wl,--dynamic-linker={I386_LIBRARIES}/ld-linux.so.2")
 
-_ROW = re.compile(r"^(\d+),(\d+) +(\S+(?: \S+)*?) +(\d+) +(\d+) +(\d+) +(\d+) +(\d+) +(\S.*)$", re.MULTILINE)
+_ROW = re.compile(r"^(\d+),(\d+) +(\S+(?: \S+)*?) +(\d+) +(\d+) +(\d+) +(\d+) +(\S.*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,6 @@ class Counts:
     records: int
     lost: int
     passed: int
-    recursed: int
     executed: str = ""
 
 
@@ -131,8 +130,8 @@ def read_counts(said: str) -> dict[int, Counts]:
     """Return the counts of a summary by minor code."""
     counts = {}
     for row in _ROW.finditer(said):
-        hits, emitted, lost, passed, recursed = (int(number) for number in row.groups()[3:8])
-        counts[int(row[2])] = Counts(hits, emitted, lost, passed, recursed, row[9])
+        hits, emitted, lost, passed = (int(number) for number in row.groups()[3:7])
+        counts[int(row[2])] = Counts(hits, emitted, lost, passed, row[8])
     return counts
 
 

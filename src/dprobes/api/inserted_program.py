@@ -523,7 +523,6 @@ def total(counts: Iterable[Counts]) -> Counts:
         result.records += each.records
         result.lost += each.lost
         result.passed += each.passed
-        result.recursed += each.recursed
         result.missed += each.missed
         result.skipped += each.skipped
         result.faulted += each.faulted

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol, assert_never
 from dprobes.dpc.typedtree import typed_program, typed_values
 from dprobes.dpc.typedtree.value_properties import WHOLE_OPERATIONS, cut
 from dprobes.dpc.types.c_types import LONG_LONG, Integer, Stack, Void, size_of
-from dprobes.rpn.instruction_set import PROCESS_NAME_SIZE, ExceptionCode, Token
+from dprobes.rpn.instruction_set import CALL_DEPTH_MAX, PROCESS_NAME_SIZE, ExceptionCode, Token
 from dprobes.rpn.word_arithmetic import divided, signed
 
 if TYPE_CHECKING:
@@ -73,9 +73,6 @@ class ToolHost(Protocol):
 
 NAME = "dprobes"
 """The process name in blocks of the tool."""
-
-_CALLS_MAX = 100
-"""Maximum depth of nested calls; a deeper one raises CALL_MAX, as at a hit."""
 
 _STRINGS = (typed_values.Literal, typed_values.CommName, typed_values.Kept)
 """Kinds of values other than numbers that the tool stores in tables."""
@@ -376,8 +373,8 @@ class _Frame:
         for each in call.arguments:
             cells += [*([0] if self._is_wide(each.type) else []), self.value(each)]
         function = self._program.functions[call.name]
-        if self._depth >= _CALLS_MAX:
-            raise ToolError(ExceptionCode.CALL_MAX, f"more than {_CALLS_MAX} calls in each other")
+        if self._depth >= CALL_DEPTH_MAX:
+            raise ToolError(ExceptionCode.CALL_MAX, f"more than {CALL_DEPTH_MAX} calls in each other")
         frame = _Frame(self._program, self._host, self._numbers, function.slots, cells, self._depth + 1, self._jumps)
         try:
             frame.execute(function.body)

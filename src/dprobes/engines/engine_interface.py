@@ -116,8 +116,8 @@ class Counts:
     Counts of one probepoint.
 
     ``hits`` are all known hits whose instruction completed. For some of them no handler ran: passcount excluded the
-    ``passed`` hits, ``recursed`` hits occurred during a handler of the same thread, and memory for the state of
-    ``missed`` hits was lacking. ``skipped`` hits were too costly for the overload guard (``overload_guard``).
+    ``passed`` hits, memory for the state of ``missed`` hits was lacking, and ``skipped`` hits were too costly for the
+    overload guard (``overload_guard``).
 
     ``records`` were emitted; ``lost`` records were discarded because the client did not read them in time. ``faulted``
     runs of the handler left no record, because the probed instruction faulted. ``neighbours`` are writes to the
@@ -129,7 +129,6 @@ class Counts:
     records: int = 0
     lost: int = 0
     passed: int = 0
-    recursed: int = 0
     missed: int = 0
     skipped: int = 0
     faulted: int = 0

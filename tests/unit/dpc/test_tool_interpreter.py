@@ -12,7 +12,7 @@ from dprobes.dpc.tool_interpreter import ToolError, ToolInterpreter
 from dprobes.keyed.table_entries import stores_of
 from dprobes.keyed.table_layout import shown_value
 from dprobes.preprocessor import preprocess
-from dprobes.rpn.instruction_set import ExceptionCode
+from dprobes.rpn.instruction_set import CALL_DEPTH_MAX, ExceptionCode
 from dprobes.rpn.rpn_parser import parse
 from dprobes.source_text import SourceFile
 from dprobes.testing import FakeContext, run_handler
@@ -266,6 +266,14 @@ def test_keys_are_words_of_the_modules() -> None:
 )
 def test_what_ends_a_block(body: str, done: list[object]) -> None:
     assert executed(f"int down(int x) {{ return down(x); }} f {{ @x = 1; }} begin {{ {body} }}") == done
+
+
+def test_calls_may_be_as_deep_as_in_a_handler() -> None:
+    text = (
+        'long down(long x) {{ if (x > 1) return down(x - 1); return 7; }} f {{ }} begin {{ printf("%d", down({0})); }}'
+    )
+    assert printed(text.format(CALL_DEPTH_MAX)) == [("%(down)nd", [7])]
+    assert executed(text.format(CALL_DEPTH_MAX + 1)) == [(ExceptionCode.CALL_MAX, "return down(x - 1)")]
 
 
 def test_exceptions_are_caught() -> None:

@@ -53,20 +53,19 @@ _MISSED = (
 _PLACE = 1
 """Index of the column of places."""
 
-_RARE = frozenset({"passed", "recursed"})
+_RARE = frozenset({"passed"})
 """Columns that are omitted if they contain only zeros."""
 
 _ROWS = 50
 """Maximum number of rows, unless ``--rows`` gives another one."""
 
-_COLUMNS = ("probe", "place", "hits", "records", "lost", "passed", "recursed")
+_COLUMNS = ("probe", "place", "hits", "records", "lost", "passed")
 
 _COLUMN_LEGEND = {
     "hits": "how often a thread came to the probepoint, whether or not the handler ran",
     "records": "records that handlers have logged",
     "lost": "records that were dropped, because they were not read in time",
     "passed": "hits that 'passcount' skipped",
-    "recursed": "hits in a thread whose handler was running",
 }
 
 _WORDS = {
@@ -138,7 +137,7 @@ def summary(
         (
             codes[number],
             place,
-            *(str(value) for value in (count.hits, count.records, count.lost, count.passed, count.recursed)),
+            *(str(value) for value in (count.hits, count.records, count.lost, count.passed)),
             ", ".join(count.executed if explain else words_of_ways(count.executed)) or "-",
         )
         for number, place, count in shown

@@ -66,8 +66,8 @@ def print_json(value: object) -> None:
     click.echo(json_text(exact(value), indent=2))
 
 
-_COUNTS = ("hits", "records", "lost", "passed", "recursed", "missed", "skipped")
-_RARE = ("passed", "recursed", "missed", "skipped")
+_COUNTS = ("hits", "records", "lost", "passed", "missed", "skipped")
+_RARE = ("passed", "missed", "skipped")
 """Counts that have no column if all are zero."""
 _MANY = 40
 """

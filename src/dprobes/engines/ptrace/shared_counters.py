@@ -57,7 +57,6 @@ class Tally(ctypes.Structure):
             "records",
             "lost",
             "passed",
-            "recursed",
             "missed",
             "skipped",
             "faulted",
@@ -69,7 +68,6 @@ class Tally(ctypes.Structure):
     records: int
     lost: int
     passed: int
-    recursed: int
     missed: int
     skipped: int
     faulted: int
@@ -89,7 +87,6 @@ class Tally(ctypes.Structure):
             records=self.records,
             lost=self.lost,
             passed=self.passed,
-            recursed=self.recursed,
             missed=self.missed,
             skipped=self.skipped,
             faulted=self.faulted,

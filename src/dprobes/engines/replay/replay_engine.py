@@ -163,13 +163,16 @@ class ReplaySession(engine_interface.Attachment):
         self._of_cpus = [[0] * self._program.cvars]
         self._of_threads: dict[int, list[int]] = {}
         self._tables = stores_of(self._program.tables)
-        self._globals = job.globals.cells() if job.globals is not None else [0] * self._program.gvars
+        self._mapped = job.globals.cells() if job.globals is not None else None
+        self._globals = self._mapped if self._mapped is not None else [0] * self._program.gvars
         self._is_stopping = False
         self._hits = [(self._probes_at(hit), self._context(hit), hit) for hit in read_recording(path)]
 
     def close(self) -> None:
-        """Release the recorded hits."""
+        """Release the recorded hits, and unmap global variables that the run shares with others."""
         self._hits.clear()
+        if self._mapped is not None:
+            self._mapped.close()
 
     def _probes_at(self, hit: RecordedHit) -> list[int]:
         """Return the indices of a hit's probepoints; raise ``EngineError`` if there are none."""

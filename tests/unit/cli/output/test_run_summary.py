@@ -78,7 +78,7 @@ def test_a_table_that_is_too_wide_is_made_narrow(lost: int) -> None:
         f"0,0    g                            500000   {500_000 - lost}     {lost}  single-stepped"
     )
     long = "a_namespace::" * 8 + "f"
-    text = told((0, long, LIBC, hit), (1, "g", LIBC, Counts(1, 1, recursed=2, executed=("emulated",))))
+    text = told((0, long, LIBC, hit), (1, "g", LIBC, Counts(1, 1, passed=2, executed=("emulated",))))
     first, second, third, fourth = text.splitlines()
     assert second == f"0,0  {long}"
     assert third.split() == ["500000", str(500_000 - lost), str(lost), "0", "single-stepped"]
@@ -87,11 +87,11 @@ def test_a_table_that_is_too_wide_is_made_narrow(lost: int) -> None:
 
 
 def test_counts_that_are_rare_have_a_column_only_if_they_are_not_zero() -> None:
-    lines = told((0, "f", LIBC, Counts(5, 3, passed=2)), (1, "g", LIBC, Counts(1, recursed=1))).splitlines()
+    lines = told((0, "f", LIBC, Counts(5, 3, passed=2)), (1, "g", LIBC, Counts(1))).splitlines()
     assert lines == [
-        "probe  place  hits  records  lost  passed  recursed  ptrace engine",
-        "0,0    f         5        3     0       2         0  -",
-        "0,0    g         1        0     0       0         1  -",
+        "probe  place  hits  records  lost  passed  ptrace engine",
+        "0,0    f         5        3     0       2  -",
+        "0,0    g         1        0     0       0  -",
     ]
 
 
@@ -112,9 +112,9 @@ def test_what_an_engine_does_is_one_word_that_is_explained_on_request(ways: tupl
     assert [line.split("  ")[-1] for line in plain[1:]] == [words, words]
     explained = told((0, "f", LIBC, hit), (1, "g", LIBC, hit), options=SummaryOptions("ptrace", explain=True))
     rows, _, legend = explained.partition("\n\n")
-    assert rows.splitlines()[0] == "probe  place  hits  records  lost  passed  recursed  ptrace engine"
+    assert rows.splitlines()[0] == "probe  place  hits  records  lost  passed  ptrace engine"
     assert [line.split("  ")[-1] for line in rows.splitlines()[1:]] == [", ".join(ways) or "-"] * 2
-    for term in ("hits", "records", "lost", "passed", "recursed", *ways):
+    for term in ("hits", "records", "lost", "passed", *ways):
         assert sum(line.startswith(f"{term}  ") for line in legend.splitlines()) == 1
 
 

@@ -6,10 +6,13 @@ import contextlib
 import json
 from typing import TYPE_CHECKING
 
+import pytest
+
 from dprobes.arch import architecture
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.engine_interface import Job, ProbeRemoval, Scope, StateEvent
 from dprobes.engines.replay.replay_engine import ReplaySession
+from dprobes.engines.shared_globals import GlobalVariables
 from dprobes.resolve.local_module import resolve_here
 from dprobes.resolve.probepoints import ProbeState
 from dprobes.rpn.compilation_passes import parse_source
@@ -19,7 +22,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def session_of(tmp_path: Path, text: str, *hits: dict[str, object]) -> ReplaySession:
+def session_of(
+    tmp_path: Path, text: str, *hits: dict[str, object], shared: GlobalVariables | None = None
+) -> ReplaySession:
     """Return the session of a program on recorded hits."""
     recording = tmp_path / "hits.jsonl"
     recording.write_text("".join(json.dumps(hit) + "\n" for hit in hits))
@@ -27,7 +32,7 @@ def session_of(tmp_path: Path, text: str, *hits: dict[str, object]) -> ReplaySes
     program = parse_source(SourceFile("x.rpn", text), diagnostics)
     compiled = resolve_here(program, diagnostics)
     assert compiled.architecture == architecture("x86_64")
-    return ReplaySession(Job(compiled, Scope()), str(recording))
+    return ReplaySession(Job(compiled, Scope(), globals=shared), str(recording))
 
 
 def test_a_program_about_all_processes_has_hits_of_its_watchpoints(tmp_path: Path) -> None:
@@ -36,6 +41,19 @@ def test_a_program_about_all_processes_has_hits_of_its_watchpoints(tmp_path: Pat
         list(session.poll())
         assert [probe.memory.address for probe in session.probes] == [0x1000]
         assert [count.hits for count in session.counts()] == [2]
+
+
+def test_shared_variables_have_the_result_and_are_unmapped_at_the_end(tmp_path: Path) -> None:
+    text = "name = vmlinux\nmodtype = kernel\ngvars = 1\naddress = 0x1000\nwatchpoint = w\ninc gv, 0\nexit\n"
+    with GlobalVariables(1) as shared, contextlib.closing(shared.cells()) as cells:
+        session = session_of(tmp_path, text, {"probe": 0}, {"probe": 0}, shared=shared)
+        list(session.poll())
+        mapped = session._globals
+        assert (cells[0], mapped[0]) == (2, 2)
+        session.close()
+        session.close()
+        with pytest.raises(ValueError, match="released memoryview"):
+            mapped[0]
 
 
 def test_functions_of_a_pattern_that_cannot_be_probed_are_left_out(tmp_path: Path) -> None:

@@ -236,16 +236,17 @@ SHARED_MEMORY = "/memfd:dprobes"
 
 def unmap_left_memory(pid: int, patches: Patches, until: float | None = None, begun: FilesShared | None = None) -> bool:
     """
-    Unmap the memory of handlers in a process; return False if threads did not leave it, or could not be stopped.
+    Unmap the memory of handlers in a process; return False if it stays mapped.
+
+    It stays if threads did not leave it or could not be stopped, or if no system call can be injected into the process.
 
     Files of ``begun`` are unmapped at any address. There is at least one attempt; attempts are repeated ``until`` a
-    time of the monotonic clock, by default for ``UNMAPPING_PATIENCE`` seconds. In a process into which no system call
-    can be injected the memory stays mapped, and the result is True.
+    time of the monotonic clock, by default for ``UNMAPPING_PATIENCE`` seconds.
     """
     until = time.monotonic() + UNMAPPING_PATIENCE if until is None else until
     pause = _PAUSE_AT_FIRST
-    while not _unmap(pid, patches, begun):
-        if time.monotonic() > until:
+    while not (is_unmapped := _unmap(pid, patches, begun)):
+        if is_unmapped is None or time.monotonic() > until:
             return False
         # A thread makes no progress if it is stopped whenever it gets a CPU.
         time.sleep(pause)
@@ -299,7 +300,8 @@ def _rest_of(memory: NativeMemory, shared: Collection[int]) -> NativeMemory | No
     return rest if size or others or manifest else None
 
 
-def _unmap(pid: int, patches: Patches, begun: FilesShared | None) -> bool:
+def _unmap(pid: int, patches: Patches, begun: FilesShared | None) -> bool | None:
+    """Unmap the memory; return False if a later attempt may succeed, None if none can."""
     present = _present(pid, patches, begun)
     if present is None:
         return True
@@ -309,14 +311,14 @@ def _unmap(pid: int, patches: Patches, begun: FilesShared | None) -> bool:
         return _unmap_if_left(space, threads, held)
 
 
-def _unmap_if_left(space: AddressSpace, threads: ThreadTable, held: list[Thread]) -> bool:
+def _unmap_if_left(space: AddressSpace, threads: ThreadTable, held: list[Thread]) -> bool | None:
     living = [thread for thread in threads.values() if thread.state is not ThreadState.ENDED]
     if len(held) < len(living) or not is_left(space, held):
         return False
     for thread in held:
         with contextlib.suppress(InjectionError, ThreadGoneError, OSError):
             if not may_inject(thread):
-                return True
+                return None
             with injecting(thread) as call:
                 unmap_native(space, call)
             return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import math
 import mmap
 import os
 import signal
@@ -75,6 +76,21 @@ def test_memory_that_is_shared_with_a_process_goes() -> None:
         assert unmap_left_memory(pid, Patches({0: NativeMemory(page, mmap.PAGESIZE, region, SIZE)}))
         assert not mapped(pid, region)
         assert mapped(os.getpid(), region)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(descriptor)
+
+
+def test_memory_of_a_process_that_allows_no_injection_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outside_removal, "may_inject", lambda _: False)
+    descriptor = os.memfd_create("dprobes")
+    os.ftruncate(descriptor, SIZE)
+    region = mapper()(SIZE, mmap.MAP_SHARED, descriptor)
+    pid = child()
+    try:
+        assert not unmap_left_memory(pid, Patches({0: NativeMemory(0, 0, region, SIZE)}), until=math.inf)
+        assert mapped(pid, region)
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
