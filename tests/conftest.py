@@ -120,7 +120,7 @@ SLOW = {
     "record/test_log_record.py",
     "record/test_line_frames.py",
     "record/test_record_table.py",
-    "record/test_record_table_rows.py",
+    "record/test_record_rows.py",
     "resolve/test_portable_program.py",
     "rpn/test_asserted_messages.py",
     "rpn/test_robustness.py",

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from dprobes.bpf.map_layouts import ENTRY_HEAD, KIND_SHIFT
 from dprobes.engines.ring_spans import HEADER_SIZE, sizes_in
 from dprobes.errors import FormatError
-from dprobes.record.record_table import PackedRows, RecordTable
+from dprobes.record.record_rows import PackedRows
+from dprobes.record.record_table import RecordTable
 
 if TYPE_CHECKING:
     from dprobes.engines.ring_spans import Span

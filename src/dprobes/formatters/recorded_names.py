@@ -14,7 +14,8 @@ from dprobes.formatters.templates.data_extraction import decode_fields, placehol
 from dprobes.formatters.templates.template_collection import ProgramTemplates
 from dprobes.formatters.templates.template_model import Conversion
 from dprobes.record.log_record import CODES_END, KERNEL_STACK, USER_STACK, codes_in, decode_record
-from dprobes.record.record_table import PROBE_SIZE, RecordTable, TableBytes, TablePlaces
+from dprobes.record.record_rows import PROBE_SIZE
+from dprobes.record.record_table import RecordTable, TableBytes, TablePlaces
 from dprobes.rpn.instruction_set import StackEnd
 
 if TYPE_CHECKING:

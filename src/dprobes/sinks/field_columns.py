@@ -22,7 +22,7 @@ from dprobes.formatters.address_names import AddressSymboliser
 from dprobes.formatters.field_values import HEADER_FIELDS, NUMBERED, PLACE_FIELDS, FieldValues, names_of
 from dprobes.formatters.templates.data_columns import FieldPlace, RaggedData, field_places, steps_of, strings_at
 from dprobes.record.log_record import Item, decode_record
-from dprobes.record.record_table import PackedRows, mapped, repeated
+from dprobes.record.record_rows import PackedRows, mapped, repeated
 from dprobes.trace.trace_filter import FILTER_NAMES
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from dprobes.filters.filter_language import Name
     from dprobes.formatters.templates.template_model import Template
     from dprobes.record.record_origin import Place
-    from dprobes.record.record_table import Rows
+    from dprobes.record.record_rows import Rows
     from dprobes.rpn.operands import NumberType
     from dprobes.trace.record_columns import BlockRows
     from dprobes.trace.trace_content import TraceProgram

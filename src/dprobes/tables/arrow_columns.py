@@ -19,7 +19,7 @@ from dprobes.formatters.templates.data_columns import RaggedData, fixed_places, 
 from dprobes.formatters.templates.data_extraction import Fault, FieldKind, decode_fields
 from dprobes.formatters.templates.template_model import character
 from dprobes.record.log_record import ITEM_TOKENS, UNSEEN, Item, decode_record, split_items
-from dprobes.record.record_table import PackedRows, repeated
+from dprobes.record.record_rows import PackedRows, repeated
 from dprobes.tables.table_schema import HEADER_COLUMNS, field_columns, field_type, name_columns, name_type, table_schema
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from dprobes.formatters.templates.template_model import Template, Value
     from dprobes.record.log_record import LogItem, LogRecord
     from dprobes.record.record_origin import Place
-    from dprobes.record.record_table import Rows
+    from dprobes.record.record_rows import Rows
     from dprobes.trace.trace_content import TraceProgram
 
 __all__ = ["NameColumns", "clean", "rows_table", "sparse"]

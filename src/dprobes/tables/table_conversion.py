@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from dprobes.formatters.templates.template_model import Template
-    from dprobes.record.record_table import Rows
+    from dprobes.record.record_rows import Rows
     from dprobes.trace.packed_blocks import Block
     from dprobes.trace.trace_content import TraceProgram
 

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dprobes.errors import FormatError
-from dprobes.record.record_table import PARTS_MAX, PackedRows, RecordTable
+from dprobes.record.record_rows import PackedRows
+from dprobes.record.record_table import PARTS_MAX, RecordTable
 from dprobes.trace.trace_content import RecordBlock, TraceRecord
 from dprobes.trace.trace_frames import BODY_MAX, FrameKind, frame
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self
 from dprobes.errors import FormatError
 from dprobes.escapes import escaped
 from dprobes.record.log_record import PROCESS_NAME_MAX, Item, decode_record, flag_word, header_struct
-from dprobes.record.record_table import ITEM_COLUMNS, NAME_SPACE, PROBE_SIZE, PackedRows, Rows, RowShape, mapped
+from dprobes.record.record_rows import ITEM_COLUMNS, NAME_SPACE, PROBE_SIZE, PackedRows, Rows, RowShape, mapped
 from dprobes.trace.trace_content import RecordBlock, TraceRecord
 from dprobes.trace.trace_frames import RECORD_HEAD
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from dprobes.record.log_record import ByteOrder
     from dprobes.record.record_origin import Place
-    from dprobes.record.record_table import Column, Strings
+    from dprobes.record.record_rows import Column, Strings
     from dprobes.trace.packed_blocks import Block
 
 __all__ = ["ITEM_COLUMNS", "TEXT_COLUMNS", "BlockRows", "RaggedRows", "ragged_rows_of", "rows_of"]

@@ -37,7 +37,8 @@ from dprobes.filters.filter_language import (
     values_of,
 )
 from dprobes.globs import compile_glob
-from dprobes.record.record_table import in_order, mapped, repeated
+from dprobes.record.record_rows import mapped, repeated
+from dprobes.record.record_table import in_order
 from dprobes.trace.packed_blocks import TableBlock
 from dprobes.trace.record_columns import ITEM_COLUMNS, TEXT_COLUMNS, BlockRows, rows_of
 from dprobes.trace.trace_content import LostRecords

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from dprobes.formatters.recorded_names import RecordedNames
 from dprobes.record.log_record import LogRecord, encode_record
 from dprobes.record.record_origin import Place, RecordSource
-from dprobes.record.record_table import PackedRows, RecordTable, TableBytes, TablePlaces
+from dprobes.record.record_rows import PackedRows
+from dprobes.record.record_table import RecordTable, TableBytes, TablePlaces
 from dprobes.rpn.instruction_set import StackEnd, Token
 
 TEMPLATES = {"templates.lst": b"1 a.fmt\n", "a.fmt": b'major = 1\nminor = 1\nfmt = "%a %d"\nminor = 2\nfmt = "%d"\n'}

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from dprobes.formatters.field_values import HEADER_FIELDS, FieldValues
 from dprobes.record.log_record import LogRecord, encode_record
 from dprobes.record.record_origin import Place
-from dprobes.record.record_table import PackedRows, RecordTable
+from dprobes.record.record_rows import PackedRows
+from dprobes.record.record_table import RecordTable
 from dprobes.sinks import Batch
 from dprobes.sinks import record_aggregates as module
 from dprobes.sinks.field_columns import FieldColumns, NoColumnError

@@ -48,7 +48,8 @@ from dprobes.native.routines.entry_walk import (
 from dprobes.native.routines.handler_ring import ENTRY_HEADER
 from dprobes.native.routines.shared_hash_table import hash_routine
 from dprobes.platform.linux.procfs import identity_of, program_of
-from dprobes.record.record_table import PROBE_SIZE, PackedRows, RecordTable
+from dprobes.record.record_rows import PROBE_SIZE, PackedRows
+from dprobes.record.record_table import RecordTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -36,7 +36,7 @@ from dprobes.native.routines.entry_walk import RECORD_PLACE, RecordPlaces, compl
 from dprobes.native.routines.handler_ring import BUSY, CONSUMER, DATA, DISCARDED, ENTRY_HEADER, PRODUCER, RingShape
 from dprobes.platform.linux.thread_stack import COLUMNS_OF
 from dprobes.record.log_record import Item, decode_record, header_struct
-from dprobes.record.record_table import PROBE_SIZE, RowShape
+from dprobes.record.record_rows import PROBE_SIZE, RowShape
 from dprobes.resolve.probepoints import ProbeState
 from dprobes.rpn.instruction_set import ITEM_PREFIX_SIZE, USER_FRAMES_MAX, Token
 from dprobes.rpn.keyed_tables import KeyKind

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dprobes.escapes import cut_text
 from dprobes.formatters.templates.data_extraction import data_parts
 from dprobes.formatters.templates.template_model import Conversion, Placeholder, Skip
-from dprobes.record.record_table import mapped
+from dprobes.record.record_rows import mapped
 from dprobes.rpn.instruction_set import ITEM_PREFIX_SIZE, Token
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from dprobes.formatters.templates.template_model import Template
     from dprobes.record.log_record import ByteOrder
-    from dprobes.record.record_table import PackedRows, Rows
+    from dprobes.record.record_rows import PackedRows, Rows
 
 __all__ = ["FieldPlace", "RaggedData", "field_places", "fixed_layout", "fixed_places", "steps_of", "strings_at"]
 

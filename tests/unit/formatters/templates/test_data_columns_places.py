@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from dprobes.formatters.templates.data_columns import FieldPlace, field_places, strings_at
 from dprobes.formatters.templates.template_collection import Templates
 from dprobes.record.log_record import LogRecord, encode_record
-from dprobes.record.record_table import PackedRows
+from dprobes.record.record_rows import PackedRows
 
 if TYPE_CHECKING:
     from dprobes.formatters.templates.template_model import Template

@@ -19,7 +19,8 @@ from dprobes.engines.ebpf.kernel.ring_reader import wait
 from dprobes.engines.ebpf.read.held_records import SETTLING, Ended
 from dprobes.engines.ring_spans import HEADER_SIZE, entries_in, sizes_in, spans_in
 from dprobes.record.log_record import Item, header_struct
-from dprobes.record.record_table import RecordTable, in_order, numbers_in, repeated
+from dprobes.record.record_rows import numbers_in, repeated
+from dprobes.record.record_table import RecordTable, in_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ebpf.read.user_stacks import UserStacks
     from dprobes.engines.engine_interface import RecordBatch
     from dprobes.engines.ring_spans import Span
-    from dprobes.record.record_table import PackedRows
+    from dprobes.record.record_rows import PackedRows
 
 __all__ = ["Overflow", "RecordStream", "Spool"]
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from dprobes.errors import FormatError
 from dprobes.record.log_record import FIXED_ITEMS, Item, LogRecord, decode_record, encode_record
 from dprobes.record.record_origin import Place
-from dprobes.record.record_table import NAME_SPACE, PackedRows, RecordTable, TableBytes, TablePlaces
+from dprobes.record.record_rows import NAME_SPACE, PackedRows
+from dprobes.record.record_table import RecordTable, TableBytes, TablePlaces
 from support.record_strategies import records
 
 Pairs = list[tuple[int, bytes]]
