@@ -13,8 +13,7 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dprobes.dpc.syntax import syntax_tree
-from dprobes.dpc.syntax.syntax_tree import PERIOD_MAX, PERIOD_MIN, BlockKind, ToolBlock
+from dprobes.dpc.syntax.syntax_tree import PERIOD_MAX, PERIOD_MIN, Block, BlockKind, ToolBlock
 from dprobes.dpc.tool_block import SYSTEM, ToolProgram
 from dprobes.dpc.typedtree import typed_program, typed_values
 from dprobes.dpc.typedtree.name_scope import FunctionSignature
@@ -52,65 +51,25 @@ BLOCK_KINDS = tuple(BlockKind)
 _OPERATORS = ("+", "-", "*", "/", "%", "&", "|", "^", "<<", ">>")
 _COMPARISONS = ("==", "<", "<=")
 _NUMBERS = (KeyKind.WORD, KeyKind.SIGNED, KeyKind.ADDRESS, KeyKind.LONG, KeyKind.SIGNED_LONG)
-_WORD_SIZES = (4, 8)
-_JMPMAX = 0xFFFF
 
 _VALUE_SIZE, _STATEMENT_SIZE, _TEST_SIZE, _FUNCTION_SIZE, _BLOCK_SIZE = 1, 5, 21, 17, 22
 """Minimum sizes in bytes of repeated items."""
 
 
-class StatementKind(enum.IntEnum):
-    """The kind of a statement, stored in the byte before its fields."""
+StatementKind = enum.IntEnum(
+    "StatementKind",
+    "STEPS EVALUATE LOG TALLY UNTALLY SHOW CLEAR QUIT SELECT LOOP SWITCH BREAK CONTINUE RESULT END TRY CAT",
+)
+"""The kind of a statement, stored in the byte before its fields; STEPS is 1, and so on in this order."""
 
-    STEPS = 1
-    EVALUATE = 2
-    LOG = 3
-    TALLY = 4
-    UNTALLY = 5
-    SHOW = 6
-    CLEAR = 7
-    QUIT = 8
-    SELECT = 9
-    LOOP = 10
-    SWITCH = 11
-    BREAK = 12
-    CONTINUE = 13
-    RESULT = 14
-    END = 15
-    TRY = 16
-    CAT = 17
-
-
-class ValueKind(enum.IntEnum):
-    """The kind of a value, stored in the byte before its fields; NONE means that an optional value is absent."""
-
-    NONE = 0
-    CONSTANT = 1
-    SYSTEM = 2
-    LOCAL = 3
-    PARAMETER = 4
-    VARIABLE = 5
-    GLOBAL = 6
-    ARITHMETIC = 7
-    NEGATION = 8
-    COMPLEMENT = 9
-    COMPARISON = 10
-    NOT = 11
-    BOTH = 12
-    EITHER = 13
-    CONVERT = 14
-    ASSIGN = 15
-    STEP = 16
-    CHOICE = 17
-    SEQUENCE = 18
-    CALL = 19
-    TABLE_VALUE = 20
-    COMM_TEST = 21
-    COMM = 22
-    KEPT = 23
-    KEPT_TEST = 24
-    LITERAL = 25
-
+ValueKind = enum.IntEnum(
+    "ValueKind",
+    "NONE CONSTANT SYSTEM LOCAL PARAMETER VARIABLE GLOBAL ARITHMETIC NEGATION COMPLEMENT COMPARISON "
+    "NOT BOTH EITHER CONVERT ASSIGN STEP CHOICE SEQUENCE CALL TABLE_VALUE COMM_TEST COMM KEPT "
+    "KEPT_TEST LITERAL",
+    start=0,
+)
+"""The kind of a value, stored in the byte before its fields; NONE, 0, means that an optional value is absent."""
 
 _SIGNED, _BOOL = 0x80, 0x40
 _SIZES = (1, 2, 4, 8)
@@ -152,8 +111,8 @@ def write_blocks(out: Writer, tool: ToolProgram, spans: Spans) -> None:
     for name in trees.functions:
         signature = tool.functions[name].signature
         types = bytes(map(_byte_of, signature.parameters))
-        slots = tool.functions[name].slots
-        out.row("sIBbI", name, spans.number(signature.span), _byte_of(signature.type), types, slots)
+        span, type_, slots = spans.number(signature.span), _byte_of(signature.type), tool.functions[name].slots
+        out.row("sIBbI", name, span, type_, types, slots)
     out.data += trees.out.data
 
 
@@ -175,7 +134,8 @@ class _TreeWriter:
         self.out.u8(kind)
         if not isinstance(statement, typed_program.Steps):
             self.span(statement.span)
-        self._fields(statement, OF_STATEMENTS[kind])
+        for name, field in OF_STATEMENTS[kind].fields.items():
+            field.write(self, getattr(statement, name))
         self._depth -= 1
 
     def value(self, value: Argument | None) -> None:
@@ -187,12 +147,9 @@ class _TreeWriter:
             kind = _kind_of_value(value)
             self.out.u8(kind)
             self.out.u8(_byte_of(value.type))
-            self._fields(value, OF_VALUES[kind])
+            for name, field in OF_VALUES[kind].fields.items():
+                field.write(self, getattr(value, name))
         self._depth -= 1
-
-    def _fields(self, node: object, layout: _Layout) -> None:
-        for name, field in layout.fields.items():
-            field.write(self, getattr(node, name))
 
     def _deeper(self) -> None:
         self._depth += 1
@@ -376,11 +333,14 @@ class _TreeReader:
         return tuple(self.statement(partial.leaving) for _ in range(count))
 
     def tests(self, *_: object) -> tuple[typed_program.Test, ...]:
-        return tuple(self._test() for _ in range(self.reader.count(_TEST_SIZE, "labels")))
-
-    def _test(self) -> typed_program.Test:
-        has_value, number = self.reader.flag("whether a label has a value"), self.reader.wide("a number")
-        return typed_program.Test(number if has_value else None, self.reader.u32("the number of a statement"))
+        flag, wide, u32 = self.reader.flag, self.reader.wide, self.reader.u32
+        count = range(self.reader.count(_TEST_SIZE, "labels"))
+        rows = (
+            (flag("whether a label has a value"), wide("a number"), u32("the number of a statement")) for _ in count
+        )
+        return tuple(
+            typed_program.Test(number if has_value else None, position) for has_value, number, position in rows
+        )
 
     def switched(self, what: str, partial: _Partial) -> tuple[Statement, ...]:
         found = self.statements(what, partial._replace(leaving=partial.leaving | {Jumping.BREAK}))
@@ -521,14 +481,6 @@ class _Field(NamedTuple):
     read: Callable[[_TreeReader, str, _Partial], Any]
     what: str = ""
 
-    def called(self, what: str) -> _Field:
-        """Return the field with another name in messages."""
-        return self._replace(what=what)
-
-    def read_by(self, read: Callable[[_TreeReader, str, _Partial], Any]) -> _Field:
-        """Return the field with another reader."""
-        return self._replace(read=read)
-
 
 class _Layout(NamedTuple):
     """The stored fields of a node, in their order, and those that its kind implies."""
@@ -554,20 +506,13 @@ _STATEMENT = _Field(_TreeWriter.statement, _TreeReader.one_statement)
 _STATEMENTS = _Field(_TreeWriter.statements, _TreeReader.statements)
 _TABLE = _Field(_TreeWriter.table, _TreeReader.table)
 _KEYS = _Field(_TreeWriter.values, _TreeReader.keys)
-_OPERATOR = _plain("string").read_by(_TreeReader.operator)
-_TEXT = _plain("text")
-_WIDE = _plain("wide", "a number")
-_FLAG = _plain("flag")
-_IS_PREFIX = _FLAG.called("whether it is a prefix")
-_SLOT = _plain("u32", "the number of a variable").read_by(_TreeReader.slot)
-_FIRST = _SLOT.read_by(_TreeReader.first)
+_OPERATOR = _plain("string")._replace(read=_TreeReader.operator)
+_IS_PREFIX = _plain("flag", "whether it is a prefix")
+_SLOT = _plain("u32", "the number of a variable")._replace(read=_TreeReader.slot)
+_FIRST = _SLOT._replace(read=_TreeReader.first)
 
-_BY_NAME = {
+_FORMS = {
     "table": _TABLE, "keys": _KEYS, "operator": _OPERATOR, "is_prefix": _IS_PREFIX, "slot": _SLOT, "first": _FIRST,
-}  # fmt: skip
-"""Forms of the fields that have the same form in all nodes, by name."""
-
-_BY_TYPE = {
     "Value": _VALUE,
     "Value | None": _OPTIONAL,
     "Argument | None": _OPTIONAL,
@@ -578,9 +523,9 @@ _BY_TYPE = {
     "Statement | None": _STATEMENT,
     "tuple[Statement, ...]": _STATEMENTS,
     "tuple[Test, ...]": _Field(_TreeWriter.tests, _TreeReader.tests),
-    "int": _WIDE,
-}
-"""Forms of other fields, by their declared types."""
+    "int": _plain("wide", "a number"),
+}  # fmt: skip
+"""Forms of fields, by their names or else their declared types."""
 
 
 def _of(node: type[Any], stored: str = "", /, given: dict[str, Any] | None = None, **own: _Field) -> _Layout:
@@ -591,42 +536,44 @@ def _of(node: type[Any], stored: str = "", /, given: dict[str, Any] | None = Non
     """
     given, types = given or {}, node.__annotations__
     names = stored.split() or [name for name in types if name not in {"span", "type", *given} - own.keys()]
-    return _Layout(node, {name: own.get(name) or _BY_NAME.get(name) or _BY_TYPE[types[name]] for name in names}, given)
+    return _Layout(node, {name: own.get(name) or _FORMS.get(name) or _FORMS[types[name]] for name in names}, given)
 
 
 OF_STATEMENTS: dict[StatementKind, _Layout] = {
     StatementKind.STEPS: _of(typed_program.Steps),
     StatementKind.EVALUATE: _of(typed_program.Evaluate),
     StatementKind.LOG: _of(
-        typed_program.Log, "template items", given={"number": 0}, template=_TEXT.called("a template")
+        typed_program.Log, "template items", given={"number": 0}, template=_plain("text", "a template")
     ),
-    StatementKind.TALLY: _of(typed_program.Tally, value=_OPTIONAL.read_by(_TreeReader.tallied)),
+    StatementKind.TALLY: _of(typed_program.Tally, value=_OPTIONAL._replace(read=_TreeReader.tallied)),
     StatementKind.UNTALLY: _of(typed_program.Untally),
-    StatementKind.SHOW: _of(typed_program.Show, rows=_plain("u32", "the number of rows").read_by(_TreeReader.rows)),
+    StatementKind.SHOW: _of(
+        typed_program.Show, rows=_plain("u32", "the number of rows")._replace(read=_TreeReader.rows)
+    ),
     StatementKind.CLEAR: _of(typed_program.Clear),
     StatementKind.QUIT: _of(typed_program.Quit),
-    StatementKind.SELECT: _of(typed_program.Select, condition=_VALUE.called("a condition")),
+    StatementKind.SELECT: _of(typed_program.Select, condition=_VALUE._replace(what="a condition")),
     StatementKind.LOOP: _of(
         typed_program.Loop,
         "tests_first condition step body",
-        tests_first=_FLAG.called("what comes first"),
-        body=_STATEMENT.read_by(_TreeReader.loop_body),
+        tests_first=_plain("flag", "what comes first"),
+        body=_STATEMENT._replace(read=_TreeReader.loop_body),
     ),
     StatementKind.SWITCH: _of(
-        typed_program.Switch, "value tests statements", statements=_STATEMENTS.read_by(_TreeReader.switched)
+        typed_program.Switch, "value tests statements", statements=_STATEMENTS._replace(read=_TreeReader.switched)
     ),
     StatementKind.BREAK: _of(typed_program.Jump, given={"kind": Jumping.BREAK}),
     StatementKind.CONTINUE: _of(typed_program.Jump, given={"kind": Jumping.CONTINUE}),
     StatementKind.RESULT: _of(typed_program.Result),
     StatementKind.END: _of(typed_program.End, given={"kind": Ending.RETURN}),
     StatementKind.TRY: _of(typed_program.TryCatch, "code address body handler"),
-    StatementKind.CAT: _of(typed_program.Cat, path=_plain("text", "a path").read_by(_TreeReader.path)),
+    StatementKind.CAT: _of(typed_program.Cat, path=_plain("text", "a path")._replace(read=_TreeReader.path)),
 }
 
 OF_VALUES: dict[ValueKind, _Layout] = {
     ValueKind.CONSTANT: _of(typed_values.Constant),
     ValueKind.SYSTEM: _of(
-        typed_values.System, "name", name=_plain("string", "what the system knows").read_by(_TreeReader.system)
+        typed_values.System, "name", name=_plain("string", "what the system knows")._replace(read=_TreeReader.system)
     ),
     ValueKind.LOCAL: _of(typed_values.Local),
     ValueKind.PARAMETER: _of(
@@ -643,7 +590,7 @@ OF_VALUES: dict[ValueKind, _Layout] = {
     ValueKind.EITHER: _of(typed_values.Either),
     ValueKind.CONVERT: _of(typed_values.Convert),
     ValueKind.ASSIGN: _of(typed_values.Assign),
-    ValueKind.STEP: _of(typed_values.Step, is_postfix=_FLAG.called("which value counts")),
+    ValueKind.STEP: _of(typed_values.Step, is_postfix=_plain("flag", "which value counts")),
     ValueKind.CHOICE: _of(typed_values.Choice),
     ValueKind.SEQUENCE: _of(typed_values.Sequence),
     ValueKind.CALL: _of(
@@ -654,22 +601,22 @@ OF_VALUES: dict[ValueKind, _Layout] = {
         arguments=_Field(_TreeWriter.values, _TreeReader.arguments, "an argument"),
     ),
     ValueKind.TABLE_VALUE: _of(typed_values.TableValue),
-    ValueKind.COMM_TEST: _of(typed_values.CommTest, text=_TEXT.called("a name")),
+    ValueKind.COMM_TEST: _of(typed_values.CommTest, text=_plain("text", "a name")),
     ValueKind.COMM: _of(typed_values.CommName),
     ValueKind.KEPT: _of(
         typed_values.Kept,
         "table keys cells type",
-        table=_TABLE.read_by(_TreeReader.kept_table),
-        keys=_KEYS.read_by(_TreeReader.kept_keys),
+        table=_TABLE._replace(read=_TreeReader.kept_table),
+        keys=_KEYS._replace(read=_TreeReader.kept_keys),
         cells=_Field(_TreeWriter.nothing, _TreeReader.kept_cells),
         type=_Field(_TreeWriter.nothing, _TreeReader.kept_type),
     ),
     ValueKind.KEPT_TEST: _of(
-        typed_values.KeptTest, kept=_Field(_TreeWriter.value, _TreeReader.kept), text=_TEXT.called("a string")
+        typed_values.KeptTest, kept=_Field(_TreeWriter.value, _TreeReader.kept), text=_plain("text", "a string")
     ),
     ValueKind.LITERAL: _of(
         typed_values.Literal,
-        text=_TEXT.called("a text"),
+        text=_plain("text", "a text"),
         limit=_plain("u32", "the size of a string"),
         type=_Field(_TreeWriter.nothing, _TreeReader.text_type),
     ),
@@ -680,9 +627,8 @@ _NO_NUMBERS = {
     ValueKind.KEPT: "what a table keeps",
     ValueKind.LITERAL: "a text",
 }
-_STATEMENT_KINDS = {layout.node: kind for kind, layout in OF_STATEMENTS.items()} | {
-    typed_program.Skip: StatementKind.END
-}
+_STATEMENT_KINDS = {layout.node: kind for kind, layout in OF_STATEMENTS.items()}
+_STATEMENT_KINDS[typed_program.Skip] = StatementKind.END
 _VALUE_KINDS = {layout.node: kind for kind, layout in OF_VALUES.items()}
 
 
@@ -710,9 +656,9 @@ def read_blocks(reader: Reader, program: Program, spans: Sequence[Span]) -> Tool
         reader.end()
         return None
     at, word_size = reader.offset, reader.u8("the size of a word")
-    if word_size not in _WORD_SIZES:
+    if word_size not in (4, 8):
         reader.fail(f"expected words of 4 or 8 bytes, found {word_size}", at)
-    jmpmax = reader.below(_JMPMAX + 1, "the number of jumps")
+    jmpmax = reader.below(1 << 16, "the number of jumps")
     signatures: dict[str, FunctionSignature] = {}
     slots: list[int] = []
     for _ in range(reader.count(_FUNCTION_SIZE, "functions")):
@@ -720,7 +666,7 @@ def read_blocks(reader: Reader, program: Program, spans: Sequence[Span]) -> Tool
         if signature.name in signatures:
             reader.fail(f"there are two functions '{signature.name}'")
         signatures[signature.name] = signature
-        slots.append(_slots(reader))
+        slots.append(reader.below(SLOTS_MAX + 1, "the number of variables"))
     tables = {table.name: table for table in program.tables}
     around = _Surroundings(program, tables, signatures, spans, word_size)
     blocks = tuple(_block(reader, around) for _ in range(count))
@@ -732,16 +678,8 @@ def read_blocks(reader: Reader, program: Program, spans: Sequence[Span]) -> Tool
     return ToolProgram(blocks, functions, tuple(tables), word_size, jmpmax)
 
 
-def _span(reader: Reader, spans: Sequence[Span]) -> Span:
-    return spans[reader.below(len(spans), "the number of a span")]
-
-
-def _slots(reader: Reader) -> int:
-    return reader.below(SLOTS_MAX + 1, "the number of variables")
-
-
 def _signature(reader: Reader, spans: Sequence[Span]) -> FunctionSignature:
-    name, span = reader.string("the name of a function"), _span(reader, spans)
+    name, span = reader.string("the name of a function"), spans[reader.below(len(spans), "the number of a span")]
     at = reader.offset
     types = [_TYPES.get(byte) for byte in (reader.u8("a type"), *reader.block("types of parameters"))]
     result, *parameters = [each for each in types if each is not None]
@@ -752,10 +690,11 @@ def _signature(reader: Reader, spans: Sequence[Span]) -> FunctionSignature:
 
 def _block(reader: Reader, around: _Surroundings) -> TypedBlock:
     kind = BLOCK_KINDS[reader.below_byte(len(BLOCK_KINDS), "the kind of a block")]
-    written, span = reader.string("what a block is called"), _span(reader, around.spans)
+    written = reader.string("what a block is called")
+    span = around.spans[reader.below(len(around.spans), "the number of a span")]
     at, period = reader.offset, reader.u64("a period")
     if kind is BlockKind.EVERY and not PERIOD_MIN <= period <= PERIOD_MAX:
         reader.fail(f"expected from {PERIOD_MIN} to {PERIOD_MAX} nanoseconds, found {period}", at)
-    slots = _slots(reader)
+    slots = reader.below(SLOTS_MAX + 1, "the number of variables")
     body = _TreeReader(reader, around, slots).statement()
-    return TypedBlock(ToolBlock(kind, syntax_tree.Block((), span), span, written, period), body, slots)
+    return TypedBlock(ToolBlock(kind, Block((), span), span, written, period), body, slots)
