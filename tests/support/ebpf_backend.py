@@ -35,8 +35,15 @@ from dprobes.bpf.map_layouts import (
     ProbeLoad,
     power_of_two,
 )
-from dprobes.engines.ebpf.kernel.bpf_objects import ArrayMap, HashMap, KernelTables, LruHashMap, load, loadable
-from dprobes.engines.ebpf.kernel.ring_reader import RingBuffer
+from dprobes.engines.ebpf.kernel.bpf_objects import (
+    ArrayMap,
+    HashMap,
+    KernelTables,
+    LruHashMap,
+    RingBuffer,
+    load,
+    loadable,
+)
 from dprobes.engines.keyed_table_maps import TableMaps, zeros_size
 from dprobes.keyed.table_entries import TableStore, cells_of
 from dprobes.platform.linux.bpf_calls import ProgramFlag, ProgramRunner, ProgramType, verifier_log

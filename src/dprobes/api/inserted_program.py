@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, overload
 from dprobes.engines.engine_interface import Counts, ProbeRemoval, TableChange, VariableReset
 from dprobes.errors import DprobesError, EngineError
 from dprobes.escapes import escaped
-from dprobes.record.boot_clock import wall_offset, wall_time
+from dprobes.record.record_origin import wall_offset, wall_time
 from dprobes.resolve.probepoints import places_of
 from dprobes.rpn.keyed_tables import tables_matching
 from dprobes.runs.followed_program import FollowedProgram

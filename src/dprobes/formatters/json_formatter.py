@@ -32,8 +32,8 @@ from dprobes.formatters.address_fields import function_of
 from dprobes.formatters.templates.data_extraction import Fault, FieldKind, decode_fields, fields_of, placeholders
 from dprobes.formatters.templates.template_model import Conversion, character
 from dprobes.formatters.templates.template_renderer import STACK_ENDS, render
-from dprobes.record.boot_clock import wall_time
 from dprobes.record.log_record import UNSEEN, LogItem, decode_record, split_items
+from dprobes.record.record_origin import wall_time
 from dprobes.rpn.instruction_set import StackEnd
 
 if TYPE_CHECKING:

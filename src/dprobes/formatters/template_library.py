@@ -17,8 +17,8 @@ from dprobes.formatters.paper_text import TextFormatter
 from dprobes.formatters.templates.template_collection import read_file, source_of
 from dprobes.formatters.templates.template_directory import DIRECTORY_FILE, Entry, parse_directory
 from dprobes.formatters.templates.template_parser import parse_file
-from dprobes.record.boot_clock import wall_offset as current_wall_offset
 from dprobes.record.record_origin import Place
+from dprobes.record.record_origin import wall_offset as current_wall_offset
 
 if TYPE_CHECKING:
     import os

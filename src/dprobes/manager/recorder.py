@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from dprobes.errors import ManagerError
 from dprobes.escapes import escaped
 from dprobes.formatters.recorded_names import RecordedNames
-from dprobes.record.boot_clock import WallClock
+from dprobes.record.record_origin import WallClock
 from dprobes.resolve.probepoints import places_of, with_files
 from dprobes.sinks import Batch, SinkOptions
 from dprobes.sinks.sink_thread import LogTargets, close_all

@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dprobes.record.boot_clock import wall_offset
+from dprobes.record.record_origin import wall_offset
 from dprobes.sinks import Batch, bytes_of
 
 if TYPE_CHECKING:

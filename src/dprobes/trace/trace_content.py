@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dprobes.errors import FormatError
-from dprobes.record.boot_clock import boot_id
 from dprobes.record.log_record import time_of
-from dprobes.record.record_origin import Place
+from dprobes.record.record_origin import Place, boot_id
 from dprobes.trace.carried_names import CarriedNames
 from dprobes.trace.trace_frames import RECORD_HEAD
 

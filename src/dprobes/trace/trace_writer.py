@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from dprobes.errors import SinkError
-from dprobes.record.boot_clock import WallClock, boot_id
+from dprobes.record.record_origin import WallClock, boot_id
 from dprobes.record.record_table import RecordTable
 from dprobes.trace.frame_file import FrameFile, older_part
 from dprobes.trace.packed_blocks import joined, packed, size_of, table_frame

@@ -16,8 +16,7 @@ import pytest
 from dprobes.bpf.bpf_assembler import Assembled, Assembler
 from dprobes.bpf.bpf_instructions import Alu, Helper, Register, Size
 from dprobes.bpf.map_layouts import ENTRY_HEAD, SCOPE_VALUE, STATUS_SIZE, Entry, MapName, Status
-from dprobes.engines.ebpf.kernel.bpf_objects import ArrayMap, HashMap
-from dprobes.engines.ebpf.kernel.ring_reader import RingBuffer
+from dprobes.engines.ebpf.kernel.bpf_objects import ArrayMap, HashMap, RingBuffer
 from dprobes.platform.linux.bpf_calls import (
     AttachType,
     MapType,

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.bpf.map_layouts import STATUS_SIZE, Status
-from dprobes.engines.ebpf.kernel.bpf_objects import ArrayMap, HashMap
-from dprobes.engines.ebpf.kernel.ring_reader import RingBuffer, wait
+from dprobes.engines.ebpf.kernel.bpf_objects import ArrayMap, HashMap, RingBuffer, wait
 from dprobes.platform.linux.bpf_calls import (
     LogLevel,
     Program,

@@ -34,9 +34,8 @@ from dprobes.engines.ebpf.attach.module_watch import (
     leave_program,
 )
 from dprobes.engines.ebpf.kernel.bpf_links import attach_typed_tracepoint
-from dprobes.engines.ebpf.kernel.bpf_objects import ArrayMap, HashMap, KernelTables, load
+from dprobes.engines.ebpf.kernel.bpf_objects import ArrayMap, HashMap, KernelTables, RingBuffer, load
 from dprobes.engines.ebpf.kernel.kernel_features import Feature, Features, KernelTypes
-from dprobes.engines.ebpf.kernel.ring_reader import RingBuffer
 from dprobes.engines.keyed_table_maps import zeros_size
 from dprobes.platform.linux.bpf_calls import ProgramFlag, ProgramType
 from dprobes.record.log_record import ABOUT_RECORDS, Item

@@ -20,9 +20,8 @@ from dprobes.engines.ebpf.kernel.bpf_links import (
     attach_uprobes,
     uprobe_attach_type,
 )
-from dprobes.engines.ebpf.kernel.bpf_objects import load
+from dprobes.engines.ebpf.kernel.bpf_objects import load, wait
 from dprobes.engines.ebpf.kernel.kernel_features import Feature, Features
-from dprobes.engines.ebpf.kernel.ring_reader import wait
 from dprobes.errors import DprobesError, EngineError, NotSupportedError, TargetError
 from dprobes.platform.linux.bpf_calls import ProgramType
 from dprobes.platform.linux.perf_calls import Access

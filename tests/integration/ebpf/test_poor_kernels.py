@@ -13,7 +13,7 @@ import pytest
 
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.ebpf.ebpf_engine import EbpfEngine
-from dprobes.engines.ebpf.kernel import bpf_objects, ring_reader
+from dprobes.engines.ebpf.kernel import bpf_objects
 from dprobes.engines.ebpf.kernel.kernel_features import Feature, Features
 from dprobes.engines.engine_interface import Counts, Finished, Notice, RecordBatch, Scope
 from dprobes.errors import EngineError, NotSupportedError
@@ -256,7 +256,7 @@ def test_maps_that_the_kernel_refuses_are_an_error(
             raise OSError(number, os.strerror(number))
         return create_map(*arguments, **keywords)
 
-    for module in (bpf_objects, ring_reader):
+    for module in (bpf_objects, bpf_objects):
         monkeypatch.setattr(module, "create_map", refuse)
     with pytest.raises(EngineError) as caught:
         run(TICK, (str(build("hotloop.c")), "20"))

@@ -13,9 +13,8 @@ import pytest
 from dprobes.bpf.map_layouts import SCOPE_VALUE, Entry, Status, awaiting_key
 from dprobes.engines.ebpf.attach.process_programs import follow_processes, own_process
 from dprobes.engines.ebpf.kernel.bpf_links import attach_uprobes, uprobe_attach_type
-from dprobes.engines.ebpf.kernel.bpf_objects import load
+from dprobes.engines.ebpf.kernel.bpf_objects import load, wait
 from dprobes.engines.ebpf.kernel.kernel_features import Features, KernelTypes
-from dprobes.engines.ebpf.kernel.ring_reader import wait
 from dprobes.platform.linux.bpf_calls import ProgramType
 from integration.ebpf.kernel import (
     Memory,

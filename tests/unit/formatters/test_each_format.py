@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from dprobes.errors import FormatError
 from dprobes.formatters import FORMATS, Place, formatter
-from dprobes.record.boot_clock import wall_time
 from dprobes.record.log_record import LogRecord, decode_record, encode_record
-from dprobes.record.record_origin import RecordSource
+from dprobes.record.record_origin import RecordSource, wall_time
 from support.record_strategies import records
 
 PLACE = Place("libc.so.6", "malloc+0x4")

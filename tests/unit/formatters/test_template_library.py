@@ -94,7 +94,7 @@ def test_a_failed_initialise_leaves_what_was_there(directory: Path) -> None:
 
 
 def test_times_are_of_this_machine_if_nothing_else_is_said(directory: Path) -> None:
-    from dprobes.record.boot_clock import wall_offset
+    from dprobes.record.record_origin import wall_offset
 
     library = dprobes.TemplateLibrary()
     library.initialise(directory)

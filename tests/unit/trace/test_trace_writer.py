@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dprobes.errors import FormatError, SinkError
-from dprobes.record import boot_clock
+from dprobes.record import record_origin
 from dprobes.record.log_record import LogRecord, encode_record
 from dprobes.record.record_origin import RecordSource
 from dprobes.trace.trace_content import LostRecords, PlaceEntry, RecordBlock, TraceOrigin, TraceRecord
@@ -281,8 +281,8 @@ def test_a_step_of_the_wall_clock_holds_for_what_is_written_behind_it(
         number = writer.add_program("app", 1, {})
         writer.write(number, [(0, b"1")])
         for step in (3_600, -7_200, 0.001):
-            now = boot_clock.wall_offset()
-            monkeypatch.setattr(boot_clock, "wall_offset", lambda now=now, step=step: now + int(step * 10**9))
+            now = record_origin.wall_offset()
+            monkeypatch.setattr(record_origin, "wall_offset", lambda now=now, step=step: now + int(step * 10**9))
             writer.write(number, [(0, b"2")])
     offsets = [each.wall_offset for each in read(path) if isinstance(each, TraceRecord)]
     first = offsets[0]
@@ -298,7 +298,7 @@ def test_compressed_records_are_kept_back_until_there_are_enough_of_them_or_a_se
 ) -> None:
     now = 1_000
     monkeypatch.setattr(time, "monotonic_ns", lambda: now)
-    monkeypatch.setattr(boot_clock, "wall_offset", lambda: 0)  # or the file would be told of a step
+    monkeypatch.setattr(record_origin, "wall_offset", lambda: 0)  # or the file would be told of a step
     with writing(path, compress="zstd") as writer, TraceReader(path) as reader:
         number = writer.add_program("app", 1, {})
         writer.add_places(number, PLACES)

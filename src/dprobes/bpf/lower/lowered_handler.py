@@ -18,7 +18,6 @@ from dprobes.bpf.lower.hosts.hit_thread import REGISTER_OFFSETS
 from dprobes.bpf.lower.lowering_request import Abilities, Lowered, Placement, Request
 from dprobes.bpf.lower.state.handler_state import KEPT_MAX, StateLayout
 from dprobes.bpf.lower.state.small_state import begin_small, may_be_small, move_to_stack
-from dprobes.bpf.lower.state.stack_snapshot import STACK_COPY_SIZE
 from dprobes.bpf.lower.template_writer import Writer
 from dprobes.bpf.lower.templates import ROW_TEMPLATES
 from dprobes.bpf.lower.templates.flow_templates import invalid_opcode, write_trace_routine
@@ -187,13 +186,17 @@ class _Handler:
         for instruction in flow.instructions.values():
             _check(instruction, architecture, request)
             _check_table(instruction, image)
-        takes_stacks, copies = _takes_snapshots(flow), request.abilities.copies_stacks
+        takes_stacks, stack_copy = _takes_snapshots(flow), 0
+        if takes_stacks and request.abilities.copies_stacks:
+            from dprobes.bpf.lower.state.stack_snapshot import STACK_COPY_SIZE
+
+            stack_copy = STACK_COPY_SIZE
         self.state = StateLayout(
             point.logmax,
             point.ex_logmax if point.autostacktrace or flow.uses(*_TRACING) else 0,
             max(point.heap, architecture.word_size) if _uses(flow, Group.HEAP) else 0,
-            has_snapshot=takes_stacks and not copies,
-            stack_copy=STACK_COPY_SIZE if takes_stacks and copies else 0,
+            has_snapshot=takes_stacks and not stack_copy,
+            stack_copy=stack_copy,
             keys=max((table.key_size + table.kept_bytes for table in image.tables), default=0)
             if _uses(flow, Group.TABLE)
             else 0,

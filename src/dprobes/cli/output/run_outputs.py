@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 
 from dprobes.cli import console
 from dprobes.errors import SinkError
-from dprobes.record.boot_clock import WallClock
+from dprobes.record.record_origin import WallClock
 from dprobes.resolve.probepoints import places_of, with_files
 from dprobes.sinks import Batch, SinkOptions
 from dprobes.sinks.target_kinds import is_trace_name

@@ -388,7 +388,7 @@ def _print_tables(followers: Sequence[TraceFollower], format_name: str) -> None:
     from dprobes.cli.console import print_lines
     from dprobes.cli.output.run_views import lines_of
     from dprobes.formatters.table_addresses import names_for
-    from dprobes.record.boot_clock import boot_id
+    from dprobes.record.record_origin import boot_id
 
     own = boot_id()
 

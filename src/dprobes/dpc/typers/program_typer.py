@@ -27,7 +27,6 @@ from dprobes.dpc.typers.statement_typer import StatementTyper
 from dprobes.dpc.typers.table_typer import Tables, durations, text_sizes, values_written
 from dprobes.dpc.typers.type_table import STRING_LIMIT, TypeTable, UnknownTypeError
 from dprobes.dpc.typers.value_typer import ValueTyper
-from dprobes.dpc.types.argument_places import argument_places
 from dprobes.dpc.types.c_types import VOID, Array, Floating, is_scalar, size_of
 from dprobes.errors import TargetError
 
@@ -354,6 +353,8 @@ class ProgramTyper:
         """Return the number of argument registers that a parameter takes; in 32-bit programs, of words on the stack."""
         word = self.types.word_size
         if word == 8:
+            from dprobes.dpc.types.argument_places import argument_places
+
             (place,) = argument_places([type_], VOID, word)
             return sum(name.startswith("arg") for name in place.registers)
         return -(-(size_of(type_) or word) // word)

@@ -8,7 +8,6 @@ from dprobes.dpc.syntax import syntax_tree
 from dprobes.dpc.typedtree import typed_program, typed_values
 from dprobes.dpc.typedtree.name_scope import Scope, SlotName
 from dprobes.dpc.typedtree.value_properties import does_something, folded
-from dprobes.dpc.typers.print_typer import PrintTyper
 from dprobes.dpc.typers.provided_names import ACTIONS, TOOL_ACTIONS
 from dprobes.dpc.typers.type_table import UnknownTypeError
 from dprobes.dpc.typers.value_typer import TypingError
@@ -43,7 +42,6 @@ class StatementTyper:
         self._values = values
         self._diagnostics = diagnostics
         self._result = result
-        self._prints = PrintTyper(values, is_tool=is_tool)
         self.logs = 0
         self._loops = 0
         self._switches = 0
@@ -294,7 +292,9 @@ class StatementTyper:
                     "'printf' makes a record: it cannot be in a function",
                     "a probe has no type before its place: MODULE:FUNCTION { … }",
                 )
-            log = self._prints.log(call, self.logs + 1)
+            from dprobes.dpc.typers.print_typer import PrintTyper
+
+            log = PrintTyper(self._values, is_tool=self._is_tool).log(call, self.logs + 1)
             self.logs += 1
             return log
         if call.function == "delete":

@@ -255,7 +255,7 @@ def _lockdown() -> str:
 def _map_memory() -> Finding:
     """Test whether the kernel has memory for a ring of the default size."""
     from dprobes.engines.ebpf.ebpf_options import RING_SIZE
-    from dprobes.engines.ebpf.kernel.ring_reader import RingBuffer
+    from dprobes.engines.ebpf.kernel.bpf_objects import RingBuffer
 
     what = f"allocate the buffer of records ({RING_SIZE >> 20} MiB)"
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]

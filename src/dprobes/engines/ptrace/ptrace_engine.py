@@ -9,8 +9,8 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from dprobes.engines.command_launcher import LOOK, Debuggers
 from dprobes.engines.counter_events import check_counters
-from dprobes.engines.debugger_start import LOOK, Debuggers
 from dprobes.engines.engine_interface import (
     Counts,
     Engine,

@@ -21,8 +21,8 @@ from dprobes.formatters.address_names import AddressSymboliser
 from dprobes.formatters.templates.data_extraction import Field, FieldKind
 from dprobes.formatters.templates.template_collection import ProgramTemplates
 from dprobes.keyed.table_text import shown_rows
-from dprobes.record.boot_clock import wall_offset
 from dprobes.record.log_record import LogRecord, decode_record
+from dprobes.record.record_origin import wall_offset
 from dprobes.sinks.ctf.ctf_metadata import HeaderItems
 from dprobes.sinks.ctf.ctf_trace import Trace
 from dprobes.sinks.structured_records import ArgumentReader, Shape

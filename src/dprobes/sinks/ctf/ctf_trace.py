@@ -36,7 +36,7 @@ from datetime import UTC, datetime
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
-from dprobes.record.boot_clock import boot_uuid
+from dprobes.record.record_origin import boot_uuid
 from dprobes.sinks.ctf.ctf_metadata import STREAM_CLASS, STREAM_CLASS_WITHOUT_CPU, EventClass, Metadata
 
 if TYPE_CHECKING:

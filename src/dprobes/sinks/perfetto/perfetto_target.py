@@ -27,8 +27,8 @@ from dprobes.formatters.address_fields import function_of
 from dprobes.formatters.address_names import AddressSymboliser
 from dprobes.formatters.templates.data_extraction import FieldKind
 from dprobes.formatters.templates.template_collection import ProgramTemplates
-from dprobes.record.boot_clock import boot_uuid, wall_offset
 from dprobes.record.log_record import LogRecord, decode_record
+from dprobes.record.record_origin import boot_uuid, wall_offset
 from dprobes.sinks.perfetto import perfetto_messages
 from dprobes.sinks.perfetto.perfetto_messages import (
     EventType,

@@ -15,7 +15,7 @@ from dprobes.arch.x86_processors import WATCHPOINTS
 from dprobes.cache_files import cache_directory, read_cached, write_cached
 from dprobes.diagnostics import first_of
 from dprobes.errors import TargetError, reason_of
-from dprobes.record.boot_clock import boot_id
+from dprobes.record.record_origin import boot_id
 from dprobes.target.kernel.kernel_symbols import KALLSYMS, Kallsyms
 from dprobes.target.module_symbols import clones_among, only_clones
 

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from dprobes.bpf.bpf_instructions import Alu, Atomic, Helper, Jump, Register, Size
 from dprobes.bpf.lower.state.handler_state import ABORT, EXIT, EXIT_WITH, LOG, SCRATCH, SKIP, Field
-from dprobes.bpf.lower.state.stack_snapshot import write_stack_copy
 from dprobes.bpf.map_layouts import ENTRY_HEAD, KIND_SHIFT, LIMIT, NAME_SIZE, REMOVE, Entry, MapName, ProbeField
 from dprobes.record.log_record import Item
 from dprobes.rpn.instruction_set import ExceptionCode
@@ -102,6 +101,8 @@ class RingEntries:
 
         R3 is the size of the record's entry, then of both.
         """
+        from dprobes.bpf.lower.state.stack_snapshot import write_stack_copy
+
         asm, none = self._asm, self._asm.label()
         asm.jump_if_word(Jump.JEQ, SCRATCH, Field.STACKS, 0, none)
         self._kind(entry, Entry.STACKED)

@@ -12,7 +12,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.bpf_instructions import Alu, Atomic, Helper, Jump, Register, Size
-from dprobes.bpf.lower.hits.call_entries import SEEN, take_entry
 from dprobes.bpf.lower.hosts.handler_host import CONTEXT
 from dprobes.bpf.lower.hosts.hit_thread import write_filter
 from dprobes.bpf.lower.lowering_request import Filter, Placement
@@ -167,6 +166,8 @@ class Prologue:
         """Write code that counts the hit; R8 is the attach cookie, and R9 is 0 for the last hit. R7 is no state yet."""
         self._load_cookie()
         if self._w.state.entry_words:
+            from dprobes.bpf.lower.hits.call_entries import take_entry
+
             take_entry(self._asm, self._w.host, self._request, self._w.word_size, _R.R8)
         if self._ticket is not None:
             self._ticket.open(self._busy)
@@ -312,6 +313,8 @@ class Prologue:
                 asm.store(SCRATCH, place, 0)
         if self._overload is not None:
             self._overload.begin()
+        from dprobes.bpf.lower.hits.call_entries import SEEN
+
         for word in range(w.state.entry_words):
             asm.copy_from(_R.R10, SEEN - 8 * word, SCRATCH, KEPT + 8 * word)
         w.host.prepare()

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, assert_never
 
 from dprobes.bpf.bpf_instructions import NO_OVERWRITE, Alu, Atomic, Helper, Jump, Register, Size
 from dprobes.bpf.lower.state.handler_state import KEY_HEAD, SCRATCH, Field
-from dprobes.bpf.lower.state.stack_snapshot import write_stack_copy
 from dprobes.bpf.lower.templates.flow_templates import invalid_opcode
 from dprobes.bpf.lower.templates.world_templates import clear, read_string, throw_fault
 from dprobes.bpf.map_layouts import ENTRY_HEAD, HEAD_CELLS, KIND_SHIFT, Entry, MapName, power_of_two, table_map
@@ -390,6 +389,8 @@ def _send(w: Writer, table: Table, number: int, kind: Entry) -> None:
     asm.store(_R.R2, ENTRY_HEAD.size + 4, _R.R1, Size.W)
     asm.mov(_R.R3, KEY_HEAD + table.key_size + (table.kept_bytes if kind is Entry.TALLY else 0))
     if w.state.stack_copy:
+        from dprobes.bpf.lower.state.stack_snapshot import write_stack_copy
+
         write_stack_copy(asm, w.host, entry, w.work(_COPY), None)
         point_to_entry()
     w.host.output()

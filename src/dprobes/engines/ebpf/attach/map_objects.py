@@ -35,8 +35,8 @@ from dprobes.engines.ebpf.kernel.bpf_objects import (
     HashMap,
     LruHashMap,
     OuterMap,
+    RingBuffer,
 )
-from dprobes.engines.ebpf.kernel.ring_reader import RingBuffer
 from dprobes.engines.engine_interface import TableChange, VariableChange
 from dprobes.errors import EngineError, reason_of
 from dprobes.platform.linux.bpf_calls import MapType, create_map, update_element

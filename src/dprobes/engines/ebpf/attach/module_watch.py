@@ -43,9 +43,8 @@ from dprobes.engines.ebpf.kernel.bpf_links import (
     attach_uprobes,
     uprobe_attach_type,
 )
-from dprobes.engines.ebpf.kernel.bpf_objects import HashMap, explained, finished, load
+from dprobes.engines.ebpf.kernel.bpf_objects import HashMap, RingBuffer, explained, finished, load
 from dprobes.engines.ebpf.kernel.kernel_features import Feature, KernelTypes
-from dprobes.engines.ebpf.kernel.ring_reader import RingBuffer
 from dprobes.engines.ebpf.kernel.task_structures import paging_layout
 from dprobes.engines.engine_interface import Notice, StateEvent
 from dprobes.platform.linux.bpf_calls import ProgramFlag, ProgramType

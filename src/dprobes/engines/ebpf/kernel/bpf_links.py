@@ -32,7 +32,6 @@ from dprobes.platform.linux.call_proxy import close_in_proxy
 from dprobes.platform.linux.procfs import online_cpus
 from dprobes.rpn.rpn_program import Access
 from dprobes.target.btf import Kind
-from dprobes.target.kernel.traced_fields import Source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -269,6 +268,8 @@ class ProgramForm(NamedTuple):
 
 def form_of(traced: TracedEvent, types: KernelTypes) -> ProgramForm:
     """Return the form of the programs for a tracepoint."""
+    from dprobes.target.kernel.traced_fields import Source
+
     if traced.source is Source.RECORD:
         return ProgramForm(ProgramType.TRACEPOINT, AttachType.NONE, 0)
     return ProgramForm(ProgramType.TRACING, AttachType.TRACE_RAW_TP, types.tracepoint(traced.name))
@@ -276,6 +277,8 @@ def form_of(traced: TracedEvent, types: KernelTypes) -> ProgramForm:
 
 def attach_tracepoint(traced: TracedEvent, program: int) -> Descriptors:
     """Attach a loaded program to a tracepoint; raise ``EngineError`` if the kernel refuses."""
+    from dprobes.target.kernel.traced_fields import Source
+
     try:
         if traced.source is not Source.RECORD:
             return Descriptors((open_raw_tracepoint(program),))

@@ -33,7 +33,7 @@ from dprobes.platform.linux.bpf_calls import (
     link_uprobes_nowhere,
     open_raw_tracepoint,
 )
-from dprobes.record.boot_clock import BOOT_ID
+from dprobes.record.record_origin import BOOT_ID
 from dprobes.target.btf import KERNEL_BTF, Btf, Kind
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.map_layouts import LIMIT, MapName
-from dprobes.engines.debugger_start import LOOK, Debuggers
+from dprobes.engines.command_launcher import LOOK, Debuggers
 from dprobes.engines.ebpf.attach.code_mappers import notes_of_outsiders
 from dprobes.engines.ebpf.attach.file_search import NewFiles, find_probes
 from dprobes.engines.ebpf.attach.installation import Installation
@@ -40,7 +40,6 @@ from dprobes.engines.engine_interface import (
     StateEvent,
     make_changes,
 )
-from dprobes.engines.refusals import nothing_to_insert
 from dprobes.errors import DprobesError, EngineError, TargetError
 from dprobes.resolve.probepoints import ProbeState
 from dprobes.rpn.program_needs import logs_user_stacks
@@ -239,6 +238,8 @@ class EbpfSession(Attachment):
         self._left_out += installed.kernel.left_out
         if replacement is not None:
             if not installed.attached:
+                from dprobes.engines.refusals import nothing_to_insert
+
                 raise nothing_to_insert(installed.probes, (f"{each.state.value}: {each.detail}" for each in states))
             replacement.take_over(installed)
 

@@ -1,7 +1,7 @@
 """
 Decoder of a ring's entries: records, whose process names are cut at the NUL, ends of probepoints, and signals.
 
-A piece of the ring is copied unchanged, with headers and discarded entries (``ring_reader``). Long runs of records of
+A piece of the ring is copied unchanged, with headers and discarded entries (``bpf_objects``). Long runs of records of
 one size are packed without a loop over the records.
 """
 
@@ -15,7 +15,7 @@ from collections import deque
 from typing import IO, TYPE_CHECKING, NamedTuple
 
 from dprobes.bpf.map_layouts import ENTRY_HEAD, KIND_SHIFT, NAME_SIZE, PROBE_MAX, TICKETS_SHIFT, Entry
-from dprobes.engines.ebpf.kernel.ring_reader import wait
+from dprobes.engines.ebpf.kernel.bpf_objects import wait
 from dprobes.engines.ebpf.read.held_records import SETTLING, Ended
 from dprobes.engines.ring_spans import HEADER_SIZE, entries_in, sizes_in, spans_in
 from dprobes.record.log_record import Item, header_struct
@@ -25,7 +25,7 @@ from dprobes.record.record_table import RecordTable, in_order
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from dprobes.engines.ebpf.kernel.ring_reader import RingBuffer
+    from dprobes.engines.ebpf.kernel.bpf_objects import RingBuffer
     from dprobes.engines.ebpf.read.held_records import HeldRecords
     from dprobes.engines.ebpf.read.user_stacks import UserStacks
     from dprobes.engines.engine_interface import RecordBatch

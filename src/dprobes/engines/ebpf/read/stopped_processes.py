@@ -21,7 +21,7 @@ from dprobes.rpn.program_needs import CORE_DUMP
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from dprobes.engines.debugger_start import Debuggers
+    from dprobes.engines.command_launcher import Debuggers
     from dprobes.engines.ebpf.read.core_dumper import Dump
     from dprobes.engines.ebpf.read.held_records import Ended
     from dprobes.engines.ebpf.read.stop_guard import CoreStops, StopGuard

@@ -17,7 +17,7 @@ from dprobes.resolve.probepoints import ProbeState
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from dprobes.engines.debugger_start import Debuggers
+    from dprobes.engines.command_launcher import Debuggers
     from dprobes.engines.overload_guard import OverloadNotices
     from dprobes.engines.ptrace.client.site_answers import Answers
     from dprobes.engines.ptrace.shared_counters import NativeState, NativeStatePlan, SharedCounters

@@ -19,8 +19,7 @@ import time
 from typing import TYPE_CHECKING, assert_never
 
 from dprobes.engines import refusals
-from dprobes.engines.command_launcher import Command
-from dprobes.engines.debugger_start import LOOK
+from dprobes.engines.command_launcher import LOOK, Command
 from dprobes.engines.engine_interface import Begun, Finished
 from dprobes.engines.ptrace.client.crash_restorer import CrashRestorer
 from dprobes.engines.ptrace.client.program_run import death_notices, event_of, obstacle_text
@@ -53,7 +52,6 @@ from dprobes.engines.ptrace.tracer_messages import (
     load_message,
     unpack_record,
 )
-from dprobes.engines.refusals import nothing_to_insert
 from dprobes.errors import EngineError, SourceError, TargetError
 from dprobes.platform.linux.process_calls import allow_tracer
 from dprobes.platform.linux.procfs import ThreadIdentity
@@ -264,6 +262,8 @@ class Conversation:
                 _prepare(run, self._asked, known)
                 probes = run.answers.probes
                 if probes and all(probe.state.is_obstacle for probe in probes):
+                    from dprobes.engines.refusals import nothing_to_insert
+
                     raise nothing_to_insert(probes)
                 self._enter(run, former)
                 self.outbox.send(Replace(dataclasses.replace(start, number=run.number), former.number, known))

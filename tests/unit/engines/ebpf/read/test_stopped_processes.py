@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.bpf.core_stop_layout import COUNT, FIRST, STOPS_SIZE
-from dprobes.engines.debugger_start import Debuggers
+from dprobes.engines.command_launcher import Debuggers
 from dprobes.engines.ebpf.read.held_records import Ended
 from dprobes.engines.ebpf.read.stopped_processes import DEBUGGER, StoppedProcesses
 from dprobes.engines.engine_interface import Notice

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from dprobes.record.boot_clock import WallClock
+from dprobes.record.record_origin import WallClock
 
 SECOND = 1_000_000_000
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dprobes.engines.ebpf.kernel.ring_reader import RingBuffer
+from dprobes.engines.ebpf.kernel.bpf_objects import RingBuffer
 from dprobes.engines.ring_spans import entries_in, sizes_in, spans_in
 
 if TYPE_CHECKING:
