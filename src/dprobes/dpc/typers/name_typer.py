@@ -435,7 +435,7 @@ class CallTyper:
                 return self._counter("elapsed", name, call.arguments[0].span)
             case "elapsed", [syntax_tree.StringLiteral(_)]:
                 raise self._values.wrong(
-                    call.span, "'elapsed' needs a call that returns", "write the probe with 'return'"
+                    call.span, "'elapsed' needs a call that returns", "write 'return' before the place"
                 )
             case "pmc", _:
                 raise self._values.wrong(call.span, "'pmc' takes the name of a counter", 'write pmc("page-faults")')
