@@ -45,11 +45,11 @@ ONE_LINER = ["run", "--engine", "ebpf", "-e", "hotloop:tick {{ @ = count(); }}",
 @pytest.mark.parametrize(
     ("command", "every", "ours"),
     [
-        (["--help"], 104, 13),
-        (["check", "{source}"], 179, 87),
-        (["run", "--engine", "ptrace", "{source}", "--", "{program}", "5"], 266, 147),
-        (["run", "--engine", "ebpf", "{source}", "--", "{program}", "5"], 322, 203),
-        (ONE_LINER, 357, 237),
+        (["--help"], 104, 12),
+        (["check", "{source}"], 178, 82),
+        (["run", "--engine", "ptrace", "{source}", "--", "{program}", "5"], 255, 131),
+        (["run", "--engine", "ebpf", "{source}", "--", "{program}", "5"], 301, 177),
+        (ONE_LINER, 340, 215),
     ],
 )
 def test_a_start_imports_little(build: Builder, tmp_path: Path, command: list[str], every: int, ours: int) -> None:

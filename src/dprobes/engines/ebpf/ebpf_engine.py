@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from dprobes.engines.counter_events import check_counters
 from dprobes.engines.ebpf.attach.site_planner import Planner
 from dprobes.engines.ebpf.ebpf_options import RING_SIZE, Settings
 from dprobes.engines.ebpf.feature_support import kernel_support
@@ -13,6 +12,7 @@ from dprobes.engines.ebpf.kernel.kernel_features import Features
 from dprobes.engines.engine_interface import Engine, Plan
 from dprobes.engines.engine_registry import engine_row
 from dprobes.errors import NotSupportedError, PrivilegeError, SourceError
+from dprobes.rpn.program_needs import counters_read
 from dprobes.target.probed_module import OWN_SYMBOLS
 
 if TYPE_CHECKING:
@@ -109,7 +109,10 @@ class EbpfEngine(Engine):
     def plan(self, job: Job) -> Plan:
         """Return the plan for a job; raise ``SourceError`` if a resolved probepoint is not supported."""
         compiled = job.compiled
-        check_counters(job.program)
+        if counters_read(job.program):
+            from dprobes.engines.counter_events import check_counters
+
+            check_counters(job.program)
         if compiled.everywhere:
             self.plan_everywhere(compiled.everywhere, compiled.diagnostics)
         elif compiled.obstacle is not None:

@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dprobes.engines.command_launcher import LOOK, Debuggers
-from dprobes.engines.counter_events import check_counters
 from dprobes.engines.engine_interface import (
     Counts,
     Engine,
@@ -32,6 +31,7 @@ from dprobes.engines.ptrace.shared_counters import SharedCounters
 from dprobes.engines.ptrace.tracer_messages import ChangeRequest, Done, Ended, Remove, Start
 from dprobes.errors import EngineError, InternalError
 from dprobes.platform.linux.procfs import living_thread, process_field
+from dprobes.rpn.program_needs import counters_read
 from dprobes.rpn.rpn_program import MANY_PLACES, calls_extensions
 
 if TYPE_CHECKING:
@@ -71,7 +71,10 @@ class PtraceEngine(Engine):
 
     def plan(self, job: Job) -> Plan:
         """Return the plan; raise ``EngineError`` if the program reads a counter that this machine does not have."""
-        check_counters(job.program)
+        if counters_read(job.program):
+            from dprobes.engines.counter_events import check_counters
+
+            check_counters(job.program)
         return Plan(self, job)
 
     def attach(self, plan: Plan) -> PtraceSession:

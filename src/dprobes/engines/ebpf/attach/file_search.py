@@ -23,7 +23,6 @@ from dprobes.engines.ebpf.attach.file_spec import KEPT, Findings, PlannedFile, c
 from dprobes.engines.ebpf.attach.handler_objects import basic_request
 from dprobes.engines.ebpf.attach.run_scope import processes_of
 from dprobes.engines.ebpf.kernel.bpf_objects import Descriptors
-from dprobes.engines.ebpf.read.session_switchover import ReplaceableSession
 from dprobes.engines.engine_interface import Notice
 from dprobes.engines.foreign_users import ForeignUsers
 from dprobes.errors import DprobesError, EngineError, SourceError, TargetError, reason_of_number
@@ -184,6 +183,10 @@ def _kept(job: Job, file: ModuleFile) -> frozenset[int]:
 
     New breakpoints are not moved beyond one of them: a thread in between would hit both programs at the switch-over.
     """
+    if job.replaces is None:
+        return frozenset()
+    from dprobes.engines.ebpf.read.session_switchover import ReplaceableSession
+
     old: object = job.replaces
     return old.breakpoints_in(file.descriptor) if isinstance(old, ReplaceableSession) else frozenset()
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 from dprobes.bpf.bpf_assembler import Assembled, Assembler
 from dprobes.bpf.bpf_instructions import NO_OVERWRITE, OVERWRITE, Alu, Atomic, Helper, Jump, Register, RingOutput, Size
-from dprobes.bpf.lower.hosts.thread_counters import load_key, read_event
 from dprobes.bpf.map_layouts import (
     AWAITING,
     KIND_SHIFT,
@@ -458,6 +457,8 @@ def _forget_cells(cells: Iterable[int], load_id: Callable[[Assembler], None]) ->
 
 def _store_counter_key(asm: Assembler, cell: int) -> None:
     """Store the key of a cell of the thread in R6 on the stack (``thread_counters.load_key``); clobbers R0 and R1."""
+    from dprobes.bpf.lower.hosts.thread_counters import load_key
+
     asm.mov(R0, R6)
     load_key(asm, cell)
     asm.store(R10, _KEY, R0)
@@ -484,6 +485,8 @@ def _switch_program(types: KernelTypes, counters: CounterLayout) -> Assembled:
 
 def _update_cell(asm: Assembler, cell: int, *, has_event: bool, is_end: bool) -> None:
     """End (``is_end``) or begin the time of the thread in R6 on this CPU, if it has the cell. Clobbers R0-R5 and R7."""
+    from dprobes.bpf.lower.hosts.thread_counters import read_event
+
     unread, done = asm.label(), asm.label()
     _store_counter_key(asm, cell)
     look_up(asm, MapName.COUNTERS, _KEY)

@@ -28,7 +28,6 @@ from dprobes.engines.ebpf.attach.run_scope import (
 )
 from dprobes.engines.ebpf.kernel.bpf_objects import Descriptors
 from dprobes.engines.ebpf.read.run_control import Readings, Requests
-from dprobes.engines.ebpf.read.session_switchover import Replacement, session_to_replace
 from dprobes.engines.ebpf.read.stopped_processes import CORE_DUMP, DEBUGGER, StoppedProcesses
 from dprobes.engines.engine_interface import (
     Attachment,
@@ -46,6 +45,7 @@ from dprobes.rpn.program_needs import logs_user_stacks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
 
     from dprobes.engines.command_launcher import Command
     from dprobes.engines.ebpf.attach.file_spec import Findings
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ebpf.ebpf_options import Settings
     from dprobes.engines.ebpf.inkernel.module_follower import ModuleFollower
     from dprobes.engines.ebpf.read.held_records import Ended
+    from dprobes.engines.ebpf.read.session_switchover import Replacement
     from dprobes.engines.ebpf.read.user_stacks import UserStacks
     from dprobes.engines.engine_interface import Change, Counts, Event, Job, ValueChange
     from dprobes.keyed.table_layout import TableContents
@@ -143,14 +144,14 @@ class EbpfSession(Attachment):
             self._requests.open()
             stack.callback(self._requests.close)
             stack.callback(self._settings.planner.forget)
-            replaced = session_to_replace(self._features, self._job)
+            replacing = self._prepare_replacement()
             found = find_probes(self._settings.planner, self._job)
             self._take_findings(found, stack)
             installed = self._install(found, stack)
             self._begin_command(installed, stack)
             self._look_at_images = self._watch_images(stack)
             self._follow_threads(installed, stack)
-            with Replacement.of(replaced, self._features) as replacement:
+            with replacing as replacement:
                 self._attach(installed, replacement)
             self._begin_reading(installed, stack)
             self._notices += installed.attach_postponed()
@@ -164,6 +165,14 @@ class EbpfSession(Attachment):
                 self._command.go()
             self._notices.append(Begun())
             self._stack = stack.pop_all()
+
+    def _prepare_replacement(self) -> AbstractContextManager[Replacement | None]:
+        """Return the context manager in which the session to be replaced is held still; it yields None without one."""
+        if self._job.replaces is None:
+            return contextlib.nullcontext()
+        from dprobes.engines.ebpf.read.session_switchover import Replacement, session_to_replace
+
+        return Replacement.of(session_to_replace(self._features, self._job), self._features)
 
     def _take_findings(self, found: Findings, stack: contextlib.ExitStack) -> None:
         """Take ownership of the found files, and start the search for other files of the module."""

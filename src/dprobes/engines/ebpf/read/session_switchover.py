@@ -136,10 +136,9 @@ class ReplaceableSession(Protocol):
         """Return the file offsets of the breakpoints in an open file."""
 
 
-def session_to_replace(features: Features, job: Job) -> ReplaceableSession | None:
-    """Return the session that a job replaces; None: none. Raise a ``DprobesError`` if it cannot be replaced."""
-    if job.replaces is None:
-        return None
+def session_to_replace(features: Features, job: Job) -> ReplaceableSession:
+    """Return the session that a job replaces; raise a ``DprobesError`` if it cannot be replaced."""
+    assert job.replaces is not None, "the job replaces a session"
     old = _checked(job.replaces)
     if job.scope.command:
         raise NotSupportedError(
@@ -182,11 +181,8 @@ class Replacement:
 
     @classmethod
     @contextlib.contextmanager
-    def of(cls, session: ReplaceableSession | None, features: Features) -> Iterator[Replacement | None]:
-        """Yield the replacement of a session, None without a session; unless ``take_over`` is called, it continues."""
-        if session is None:
-            yield None
-            return
+    def of(cls, session: ReplaceableSession, features: Features) -> Iterator[Replacement]:
+        """Yield the replacement of a session; unless ``take_over`` is called, the session continues."""
         with session.held_still() as old:
             yield cls(session, old, features)
 
