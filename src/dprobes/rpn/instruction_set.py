@@ -111,11 +111,7 @@ class ExceptionCode(IntEnum):
 
 DEFAULT_EXCEPTION_MASK = 0x0FFF
 NON_MASKABLE = 0x0FFF
-"""
-Mask of the exception codes that end the handler if they are not enabled.
-
-Codes that are not enabled and not in the mask are ignored.
-"""
+"""Mask of the exception codes that end the handler unless they are enabled; other codes are ignored then."""
 
 UNSEEN_ENTRY = -4095
 """
@@ -216,11 +212,7 @@ class OperandKind(Enum):
 
     @property
     def limits(self) -> tuple[int, int]:
-        """
-        The minimum and the maximum, both inclusive, of an operand that can be encoded.
-
-        Only kinds with a fixed width have limits.
-        """
+        """The minimum and the maximum, both inclusive, of an encodable operand; only kinds with a width have them."""
         return limits(self.width, is_signed=self.is_signed)
 
 
@@ -322,11 +314,7 @@ class Row(NamedTuple):
         return _operand_kind(self.syntax)
 
     def encoded_size(self, word_size: int, operand: object = None) -> int:
-        """
-        Return the length in bytes, opcode included, for a ``word_size`` of 4 or 8 bytes.
-
-        ``operand`` matters only for names and strings.
-        """
+        """Return the length in bytes with the opcode; ``word_size`` is 4 or 8, ``operand`` matters only for texts."""
         kind = self.operand_kind
         if kind is None:
             return 1
@@ -336,11 +324,7 @@ class Row(NamedTuple):
 
 
 class Alias(NamedTuple):
-    """
-    An old spelling of an instruction.
-
-    ``canonical`` is the syntax of its row, ``since`` the version that renamed it, empty if unknown.
-    """
+    """An old spelling; ``canonical`` is its row's syntax, ``since`` the version that renamed it, empty if unknown."""
 
     syntax: str
     canonical: str
@@ -697,11 +681,7 @@ def text_problem(text: str) -> str | None:
 
 
 def free_opcodes() -> list[int]:
-    """
-    Return the unassigned opcodes in ascending order.
-
-    0xb0 to 0xdf are excluded: they are for instructions of certain machines.
-    """
+    """Return the unassigned opcodes in ascending order; 0xb0 to 0xdf are for instructions of certain machines only."""
     taken = {row.opcode for row in ROWS}.union(*(opcodes for opcodes, _ in RESERVED))
     return [opcode for opcode in range(0x100) if opcode not in taken]
 

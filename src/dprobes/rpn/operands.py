@@ -16,6 +16,7 @@ from dprobes.arch import architecture, host_architecture
 from dprobes.diagnostics import did_you_mean, nearest
 from dprobes.rpn import instruction_set
 from dprobes.rpn.instruction_set import Alias, OperandKind, Row
+from dprobes.rpn.performance_counters import unknown_counter_hint
 from dprobes.rpn.rpn_expressions import ExpressionError, TokenKind, WordToken, parse_expression, unquote
 from dprobes.rpn.rpn_program import Expression
 from dprobes.rpn.word_arithmetic import MAX_VALUE, MIN_VALUE, mask_of
@@ -333,12 +334,8 @@ def _text(tokens: Sequence[WordToken]) -> str:
 
 def _counter(tokens: Sequence[WordToken]) -> str:
     """Return the name of a performance counter; its parts between hyphens are separate tokens."""
-    from dprobes.rpn.performance_counters import COUNTERS
-
     name = "".join(token.word for token in tokens)
-    names = [counter.name for counter in COUNTERS]
-    if name not in names:
-        hint = did_you_mean(name[:40], names) or f"the counters are {', '.join(names)}"
+    if (hint := unknown_counter_hint(name)) is not None:
         raise StatementError(f"there is no counter '{name[:40]}'", tokens, hint)
     return name
 

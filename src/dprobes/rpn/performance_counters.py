@@ -11,7 +11,9 @@ from enum import IntEnum
 from functools import cache
 from typing import NamedTuple
 
-__all__ = ["COUNTERS", "Counter", "CounterKind", "counter_number"]
+from dprobes.diagnostics import did_you_mean
+
+__all__ = ["COUNTERS", "Counter", "CounterKind", "counter_number", "unknown_counter_hint"]
 
 
 class CounterKind(IntEnum):
@@ -64,3 +66,10 @@ def _numbers() -> dict[str, int]:
 def counter_number(name: str) -> int:
     """Return the index of a counter in ``COUNTERS``; raise KeyError for an unknown name."""
     return _numbers()[name]
+
+
+def unknown_counter_hint(name: str) -> str | None:
+    """Return the hint for a name that no counter has; None for the name of a counter."""
+    if name in _numbers():
+        return None
+    return did_you_mean(name[:40], list(_numbers())) or f"the counters are {', '.join(_numbers())}"

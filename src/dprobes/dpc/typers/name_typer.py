@@ -51,6 +51,7 @@ from dprobes.dpc.types.c_types import (
 )
 from dprobes.errors import TargetError
 from dprobes.rpn.instruction_set import PROCESS_NAME_SIZE, USER_FRAMES_MAX, text_problem
+from dprobes.rpn.performance_counters import unknown_counter_hint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -392,9 +393,7 @@ Maximum number of arguments of ``ntop``, the address family of IPv6 (AF_INET6), 
 _SWAPPED = {"s": 16, "l": 32}
 """Widths in bits of the operands of ``ntohs`` and ``ntohl``, by the last letter of the name."""
 
-_COMM_MAX = PROCESS_NAME_SIZE - 1
-"""Maximum length of a process name in bytes, without its NUL."""
-
+_COMM_MAX = PROCESS_NAME_SIZE - 1  # without the NUL
 _COUNTS = {
     "str": (1, 2), "mem": (2,), "ustack": (0, 1), "kstack": (0, 1), "sym": (1,),
     **dict.fromkeys(("bswap", "ntohs", "htons", "ntohl", "htonl"), (1,)),
@@ -429,14 +428,8 @@ class CallTyper:
                 return typed_values.Register(name.lower(), self._values.types.word)
             case "reg", _:
                 raise self._values.wrong(call.span, "'reg' takes the name of a register", 'write reg("rax")')
-            case "pmc", [syntax_tree.StringLiteral(name)]:
-                return self._counter("pmc", name, call.arguments[0].span)
-            case "elapsed", [syntax_tree.StringLiteral(name)] if self._at_return:
-                return self._counter("elapsed", name, call.arguments[0].span)
-            case "elapsed", [syntax_tree.StringLiteral(_)]:
-                raise self._values.wrong(
-                    call.span, "'elapsed' needs a call that returns", "write 'return' before the place"
-                )
+            case "pmc" | "elapsed" as pushed, [syntax_tree.StringLiteral(name)]:
+                return self._counter(call, pushed, name)
             case "pmc", _:
                 raise self._values.wrong(call.span, "'pmc' takes the name of a counter", 'write pmc("page-faults")')
             case "sym", [address]:
@@ -457,14 +450,12 @@ class CallTyper:
         hint = hint or did_you_mean(call.function, [*self._functions, *RESERVED_CALLS])
         raise self._values.wrong(call.span, f"there is no function '{call.function}'", hint)
 
-    def _counter(self, pushed: str, name: str, span: Span) -> Value:
+    def _counter(self, call: syntax_tree.Call, pushed: str, name: str) -> Value:
         """Return the value of a performance counter of the thread; ``pushed`` is the operand of ``push``."""
-        from dprobes.rpn.performance_counters import COUNTERS
-
-        names = [counter.name for counter in COUNTERS]
-        if name not in names:
-            hint = did_you_mean(name[:40], names) or f"the counters are {', '.join(names)}"
-            raise self._values.wrong(span, f"there is no counter '{name[:40]}'", hint)
+        if pushed == "elapsed" and not self._at_return:
+            raise self._values.wrong(call.span, "'elapsed' needs a return", "write 'return' before the place")
+        if (hint := unknown_counter_hint(name)) is not None:
+            raise self._values.wrong(call.arguments[0].span, f"there is no counter '{name[:40]}'", hint)
         return typed_values.System(f"{pushed}, {name}", UNSIGNED_LONG_LONG)
 
     def _misused(self, call: syntax_tree.Call) -> TypingError:
@@ -641,11 +632,7 @@ class CallTyper:
         )
 
     def _network_address(self, arguments: Sequence[syntax_tree.Expression], span: Span) -> typed_values.NetworkAddress:
-        """
-        Return ``ntop(address)`` or ``ntop(family, address)``.
-
-        The address is an IPv4 address as a number, or a pointer.
-        """
+        """Return ``ntop(address)`` or ``ntop(family, address)``; the address is an IPv4 address or a pointer."""
         if not 1 <= len(arguments) <= _NTOP_MAX:
             raise self._values.wrong(span, "'ntop' takes an address, or the family and an address")
         address = self._values.value(arguments[-1])
