@@ -54,7 +54,8 @@ class Command:
     Child process that waits before it executes ``arguments``.
 
     The child calls ``prepare`` with the parent's process id before the constructor returns. The child's standard output
-    is the descriptor ``output``, by default the parent's. Raise ``TargetError`` if the child ends before.
+    is the descriptor ``output``, by default the parent's. Raise ``TargetError`` if ``prepare`` raises OSError, or if
+    the child exits or is killed before it is ready.
     """
 
     def __init__(
@@ -72,8 +73,11 @@ class Command:
             self._become(client, go_read, failure_write)
         os.close(go_read)
         os.close(failure_write)
-        if os.read(self._failure, 1) != _READY:  # sent after the preparation
-            raise TargetError(f"'{self._arguments[0]}' cannot be started: it was killed before")
+        answer = os.read(self._failure, 16)  # sent after the preparation, or the errno of its failure
+        if answer != _READY:
+            self.close()
+            reason = f"the preparation failed: {reason_of_number(int(answer))}" if answer else "it was killed before"
+            raise TargetError(f"'{self._arguments[0]}' cannot be started: {reason}")
 
     def go(self) -> None:
         """Release the child to call execve; ``wait`` and ``check_started`` raise an error if that fails."""

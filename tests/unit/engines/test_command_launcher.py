@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from pathlib import Path
@@ -21,6 +22,30 @@ def test_a_command_that_is_never_let_go_ends_also_if_another_process_holds_its_p
             os.kill(command.pid, 0)
     finally:
         os.close(held)
+
+
+def test_a_failed_preparation_is_reported_with_its_reason_and_leaves_no_child() -> None:
+    ids, write = os.pipe()
+
+    def refuse(_parent: int) -> None:
+        os.write(write, str(os.getpid()).encode())
+        raise PermissionError(errno.EACCES, "refused")
+
+    try:
+        with pytest.raises(TargetError) as raised:
+            Command(["/bin/true"], refuse)
+        assert raised.value.message == "'/bin/true' cannot be started: the preparation failed: permission denied"
+        with pytest.raises(ChildProcessError):
+            os.waitpid(int(os.read(ids, 16)), os.WNOHANG)
+    finally:
+        os.close(ids)
+        os.close(write)
+
+
+def test_a_child_that_is_killed_during_its_preparation_is_reported() -> None:
+    with pytest.raises(TargetError) as raised:
+        Command(["/bin/true"], lambda _parent: os.kill(os.getpid(), signal.SIGKILL))
+    assert raised.value.message == "'/bin/true' cannot be started: it was killed before"
 
 
 def test_a_program_whose_loader_is_missing_is_told_from_one_that_does_not_exist(tmp_path: Path) -> None:
