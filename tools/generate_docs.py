@@ -241,9 +241,10 @@ offset = malloc
     ),
     "RPN stack": (
         (
-            "TSP is the position of the top cell. SBP is the base of the call frame. At the start of a handler, SBP is the "
-            "end of the stack; only `restore sbp` and the return from a procedure change it. `dprobes check` warns if an "
-            "instruction reads a cell that was never written, or was popped."
+            "TSP is the position of the top cell. SBP is the base of the call frame. At the start of a handler the "
+            "stack is empty, and SBP is one past its highest cell (the stack grows down); only `restore sbp` and the "
+            "return from a procedure change it. `dprobes check` warns if an instruction reads a cell that was never "
+            "written, or was popped."
         ),
         """\
     push r, arg0

@@ -92,7 +92,10 @@ STATES: dict[ProbeState, tuple[str, str]] = {
         "End the other tool. If it was killed, its breakpoint is still in the process: restart the probed program.",
     ),
     ProbeState.INVALID_OFFSET: (
-        "The place is outside the code of the module, or no program can have the address.",
+        (
+            "The place is outside the code of the module; or the address of a watchpoint is not a user-space address, "
+            "or the process has unmapped or moved its memory."
+        ),
         "Compare the offset with the output of `dprobes locate`.",
     ),
     ProbeState.EXCLUDED: (
