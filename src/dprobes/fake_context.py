@@ -310,7 +310,7 @@ class FakeContext:
         return self.traced_fields[name]
 
     def entry_time(self) -> int:
-        """Return the time of the call's entry; raise ``AddressFault`` (UNSEEN_ENTRY) if the entry was not seen."""
+        """Return the time of the call's entry in nanoseconds; raise ``AddressFault`` (UNSEEN_ENTRY) if unseen."""
         if self.entry is None:
             raise AddressFault(UNSEEN_ENTRY)
         return self.entry.get("time", 0)

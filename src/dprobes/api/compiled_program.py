@@ -180,7 +180,7 @@ class CompiledProgram:
 
     @property
     def is_joined(self) -> bool:
-        """True if the source has several modules, or blocks of the tool."""
+        """True if the source is for several modules, or has ``begin``, ``every`` or ``end`` blocks."""
         return bool(self.companions) or self.tool is not None
 
     @property

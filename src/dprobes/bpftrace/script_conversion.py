@@ -192,7 +192,11 @@ class _Converter:
         return all(not makers or makers & {number, *before} for makers in made)
 
     def _probes(self, probe: script_tree.Probe) -> list[str]:
-        """Return a probe, or one for each place if it uses the place's name and no address can be printed as that."""
+        """
+        Return the probe definition, or one for each place.
+
+        Separate definitions are needed for ``func`` and ``probe`` at places without an address that has that name.
+        """
         places = [place for point in probe.points for place in places_of(point, self._machine, self._diagnostics)]
         asks = any(
             isinstance(each, script_tree.Name) and each.name in ("func", "probe") for each in expressions_of(probe)

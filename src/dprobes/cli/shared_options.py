@@ -229,7 +229,11 @@ verification_options = with_options(
 
 
 def sum_options(when: str, instead: str = "") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator that adds the options of sums and of grouping to those of counts and histograms."""
+    """
+    Return a decorator that adds ``--sum`` and ``--by``.
+
+    ``when`` begins the help text of ``--sum``, ``instead`` ends it.
+    """
     total = click.option(
         "--sum",
         "summed",
@@ -331,7 +335,7 @@ class WantedFields(NamedTuple):
 
     @property
     def items(self) -> Item:
-        """The header items that are needed for them."""
+        """The header items that the fields need."""
         from dprobes.formatters.field_values import HEADER_FIELDS
 
         items = Item(0)

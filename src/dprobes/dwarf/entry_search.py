@@ -172,7 +172,11 @@ def places_in(file: DebugFile, unit: Unit, raw: bytes) -> Sequence[int] | None:
 
 
 def strings_with(file: DebugFile, beginning: bytes) -> set[bytes]:
-    """Return the strings of debug information that begin with ``beginning``, and tails of strings that do."""
+    """
+    Return the strings of the debug information that begin with ``beginning``.
+
+    The result may include the tail of a longer string that contains ``beginning``.
+    """
     sections = [file.section(".debug_str"), file.section(".debug_info"), file.section(".debug_types")]
     if file.has_alternate:
         sections.append(file.alternate.section(".debug_str"))

@@ -327,12 +327,16 @@ class AttachmentGroup:
             attachment.change([Stop()])
 
     def hurry(self) -> bool:
-        """Discard the records that are still to be emitted after the end; return as ``Attachment.hurry`` does."""
+        """
+        Discard the records that are still to be emitted after the end, and count them as lost.
+
+        Return False if no member of the group discarded any.
+        """
         gained = [attachment.hurry() for attachment in self._members]
         return any(gained)
 
     def end_command(self) -> int | None:
-        """Send SIGTERM to the command; return as ``Attachment.end_command`` does."""
+        """Send SIGTERM to the command, and return its wait status; None as for ``Attachment.end_command``."""
         if self._command is not None:
             return self._command.end()
         return next((status for each in self._members if (status := each.end_command()) is not None), None)

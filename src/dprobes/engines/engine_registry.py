@@ -192,11 +192,11 @@ class EngineRow:
         return types
 
     def examine(self) -> list[Finding]:
-        """Return what ``doctor`` finds about the engine on this machine; empty if the engine has no checks."""
+        """Return the findings of ``doctor`` about the engine on this machine; empty if the engine has no checks."""
         return [] if self.doctor is None else list(_load(self.doctor)())
 
     def examine_behind(self, argument: str) -> list[Finding]:
-        """Return what ``doctor`` finds about the target of an argument; empty if the engine has no checks."""
+        """Return the findings of ``doctor`` about the target of an argument; empty if the engine has no checks."""
         assert self.trial is not None, "nothing can be tried"
         return list(_load(self.trial)(argument))
 

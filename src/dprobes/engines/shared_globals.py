@@ -46,12 +46,12 @@ def _function(code: bytes) -> Callable[[int, int], int]:
 
 
 def add_to_word(address: int, amount: int) -> int:
-    """Add atomically to the 64-bit number at an address, modulo 2**64, and return the number before."""
+    """Add atomically to the 64-bit word at an address, modulo 2**64, and return its previous value."""
     return _function(_ADD_8)(address, amount & _MASK)
 
 
 def raise_word(address: int, number: int) -> None:
-    """Atomically set the unsigned 64-bit number at an address to ``number``, if it is less than that."""
+    """Atomically raise the unsigned 64-bit word at an address to ``number``; a larger word is unchanged."""
     _function(_RAISE)(address, number & _MASK)
 
 

@@ -294,7 +294,7 @@ def _header_items(template: Template) -> frozenset[str]:
 
 @lru_cache(4096)
 def _begins_below(template: Template) -> bool:
-    """Return whether the first part of a template has lines of its own, as dumps and call stacks have."""
+    """Return whether the first part of a template fills whole lines, as dumps and call stacks do."""
     from dprobes.formatters.templates.template_model import Conversion, Placeholder
 
     first = next((part for line in template.lines for part in line), None)

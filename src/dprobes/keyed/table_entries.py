@@ -45,7 +45,11 @@ class KeyedStore(Protocol):
         """Return the number in the entry of a key (``table_layout.shown_value``), 0 if there is none."""
 
     def keep(self, key: bytes, value: bytes) -> None:
-        """Store the bytes of a string or a call stack in the entry of a key."""
+        """
+        Store a string or a call stack, padded to the table's value size, in the entry of a key.
+
+        Without room for another key, count the key as lost.
+        """
 
     def kept(self, key: bytes) -> bytes:
         """Return the bytes in the entry of a key, zeros if there is none."""
@@ -132,7 +136,7 @@ class TableStore(TableReader):
                 assert_never(other)
 
     def keep(self, key: bytes, value: bytes) -> None:
-        """Store the bytes of a string or a call stack in the entry of a key."""
+        """Store a string or a call stack, padded to the table's value size; without room, count the key as lost."""
         place = self._values.get(key)
         if place is None:
             place = self._enter(key)

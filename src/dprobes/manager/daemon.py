@@ -269,7 +269,11 @@ class Server:
         end.close()
 
     def _make_room(self, end: socket.socket) -> bool:
-        """Register a connection; if there are too many, dismiss the one that has been idle for the longest time."""
+        """
+        Register a connection; if there are too many, dismiss the one that has been idle for the longest time.
+
+        Return False, without registering it, if there are too many and none is idle.
+        """
         with self._lock:
             if len(self._served) >= _CONNECTIONS_MAX:
                 longest = next(iter(self._waiting), None)

@@ -153,7 +153,7 @@ def _symbols_of(ppdf: Ppdf, given: InsertArguments) -> CarriedSymbols:
 
 @dataclass(frozen=True, slots=True)
 class _ManagerFace(Face[InsertedProgram]):
-    """The callbacks for a program of the manager, which keeps its records."""
+    """``Face`` of a program that the manager inserts: warnings go to the client, records to the manager's recording."""
 
     name: str
     given: InsertRequest

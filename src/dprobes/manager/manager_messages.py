@@ -64,7 +64,7 @@ class ScopeArguments:
 
 @dataclass(frozen=True, slots=True)
 class InsertArguments:
-    """The arguments of ``insert``."""
+    """The arguments of ``insert``; docs/reference/manager.md describes them."""
 
     ppdf: bytes
     name: str | None = field(default=None, metadata=wire("as"))
@@ -92,7 +92,7 @@ class InsertArguments:
 
 @dataclass(frozen=True, slots=True)
 class RemoveArguments:
-    """The arguments of ``remove``."""
+    """The arguments of ``remove``: one of them is required. ``probe`` is a major and a minor code."""
 
     name: str | None = None
     all: bool = False
@@ -101,7 +101,7 @@ class RemoveArguments:
 
 @dataclass(frozen=True, slots=True)
 class QueryArguments:
-    """The arguments of ``query``."""
+    """The arguments of ``query``; without ``name``, all programs are returned, and with ``extended`` their PPDF."""
 
     name: str | None = None
     extended: bool = False
@@ -109,7 +109,13 @@ class QueryArguments:
 
 @dataclass(frozen=True, slots=True)
 class GetvarsArguments:
-    """The arguments of ``getvars``."""
+    """
+    The arguments of ``getvars``.
+
+    ``name`` is the program whose ``local`` and CPU variables are requested; None: all programs. ``index`` are the first
+    and the last index. With ``reset`` the variables are set to zero afterwards. ``clear`` are patterns of the names of
+    keyed tables that are emptied afterwards.
+    """
 
     name: str | None = None
     local: bool = False
@@ -121,7 +127,7 @@ class GetvarsArguments:
 
 @dataclass(frozen=True, slots=True)
 class AddTargetArguments:
-    """The arguments of ``add-target``."""
+    """The arguments of ``add-target``; ``name`` is the program whose records go to the log target, None for all."""
 
     target: str
     name: str | None = None
@@ -130,7 +136,7 @@ class AddTargetArguments:
 
 @dataclass(frozen=True, slots=True)
 class RemoveTargetArguments:
-    """The arguments of ``remove-target``."""
+    """The arguments of ``remove-target``; with ``name``, only the log target of this program is removed."""
 
     target: str
     name: str | None = None
@@ -138,7 +144,7 @@ class RemoveTargetArguments:
 
 @dataclass(frozen=True, slots=True)
 class StopArguments:
-    """The arguments of ``stop``."""
+    """The arguments of ``stop``; with ``manager`` the manager exits, too."""
 
     manager: bool = False
 
@@ -159,7 +165,12 @@ VERBS: dict[str, type] = {
 
 @dataclass(frozen=True, slots=True)
 class ManagerStatus:
-    """Status of a running manager: version, process id, start time, trace file, counts."""
+    """
+    Status of a running manager.
+
+    ``since`` is its start time in seconds since 1970, ``trace`` the path of its trace file. ``trace_problem`` is the
+    reason why the trace file cannot be written at present, otherwise None.
+    """
 
     version: str
     pid: int
@@ -346,7 +357,8 @@ class ManagedVariables:
     """
     Variables, from index ``first`` on.
 
-    ``globals`` is None if they were not requested. ``programs`` are those that have variables of their own.
+    ``globals_in_use`` and ``own``, the programs with local or CPU variables or keyed tables, are None if they were not
+    requested.
     """
 
     first: int
@@ -361,7 +373,7 @@ class ManagedVariables:
 
     @property
     def programs(self) -> tuple[ProgramVariables, ...]:
-        """The programs that have variables of their own; none if they were not requested."""
+        """The programs with local or CPU variables or keyed tables; empty if they were not requested."""
         return self.own or ()
 
 

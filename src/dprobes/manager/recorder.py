@@ -178,7 +178,11 @@ class ProgramRecords:
         self._names = RecordedNames(source)
 
     def write(self, probes: Sequence[Probepoint], records: Sequence[tuple[int, bytes]]) -> bool:
-        """Write records like ``Recording.write``; ``probes`` are the current ones of the session."""
+        """
+        Write records of the session, whose current probepoints are ``probes``.
+
+        Return whether the records are in the trace file.
+        """
         if len(probes) > len(self.places):
             new = probes[len(self.places) :]
             more = places_of(self._source.module, probes, len(self.places))

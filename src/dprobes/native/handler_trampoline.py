@@ -59,7 +59,7 @@ class Trial(Protocol[_Asm_contra]):
         """
 
     def touch_stack(self, asm: _Asm_contra) -> None:
-        """Write accesses that fault if the stack has too little room; only the stack pointer has changed before."""
+        """Write accesses that fault if the stack has too little room; so far, only the stack pointer has changed."""
 
     def write(self, asm: _Asm_contra, *, keeps_flags: bool) -> None:
         """Write the rest of the trial, after registers are saved; with ``keeps_flags`` the frame has all flags."""

@@ -219,7 +219,7 @@ class VirtualAssembler(Protocol):
         """Subtract ``step``, and jump to ``again`` if the result is not 0."""
 
     def count_pass(self, place: int, target: Label) -> None:
-        """Subtract 1 from the word at R10 + ``place``; jump if it was 0 before. Clobbers S1."""
+        """Jump if the word at R10 + ``place`` is 0; subtract 1 from it in either case. Clobbers S1."""
 
     def call_at(self, address: int) -> None:
         """Call the routine at an address that a direct call reaches."""

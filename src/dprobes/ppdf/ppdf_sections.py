@@ -262,7 +262,7 @@ class Reader:
         return self._base + self._position
 
     def back(self, offset: int) -> None:
-        """Go back to an offset in the file that was read before."""
+        """Continue at ``offset`` in the file, before the next field."""
         self._position = offset - self._base
 
     def fail(self, message: str, offset: int | None = None, hint: str | None = None) -> NoReturn:
@@ -303,7 +303,7 @@ class Reader:
         return value
 
     def flag(self, what: str) -> bool:
-        """Return a byte that is 0 or 1."""
+        """Return a byte as a truth value; raise ``FormatError`` unless it is 0 or 1."""
         at = self.offset
         value = self.u8(what)
         if value > 1:

@@ -199,7 +199,7 @@ def write_tables(out: Writer, tables: Sequence[Table], spans: Spans) -> None:
 
 
 def read_tables(reader: Reader, spans: Sequence[Span]) -> tuple[Table, ...]:
-    """Return the tables of a program, each one valid as a statement; raise ``FormatError`` for others."""
+    """Read the tables of a program; raise ``FormatError`` for a table that no ``table =`` statement could declare."""
     tables: dict[str, Table] = {}
     for _ in range(reader.count(_TABLE_SIZE, "tables", TABLES_MAX)):
         at = reader.offset

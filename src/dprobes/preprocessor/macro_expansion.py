@@ -1,8 +1,8 @@
 """
 One macro: its definition (C11 6.10.3) and the replacement of its parameters (6.10.3.1 to 6.10.3.3).
 
-The body is checked and classified once, when the macro is defined, so that the replacement of parameters fails at a
-limit only. A macro does not depend on others: a callable expands its arguments.
+The body is checked and classified once, when the macro is defined. So the replacement of parameters can fail only by
+exceeding a limit. A macro does not need the other macros: a callable expands its arguments.
 """
 
 from __future__ import annotations

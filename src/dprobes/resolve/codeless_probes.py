@@ -105,7 +105,7 @@ class _Resolver:
 
     @property
     def _movable(self) -> Access | None:
-        """Accesses whose watchpoints leave debug registers to others."""
+        """Accesses whose watchpoints can use protected pages instead of debug registers; None without such pages."""
         return Access.WRITE if self.pages_exist else None
 
     def watchpoint(self, number: int, earlier: list[Probepoint]) -> Probepoint | None:

@@ -314,7 +314,7 @@ def _module_name(tokens: Sequence[WordToken]) -> str:
 
 
 def _adjacent(tokens: Sequence[WordToken]) -> str:
-    """Return the tokens as one string, in which white space between two of them is one blank."""
+    """Return the tokens as one string; white space between two tokens becomes one blank."""
     text = tokens[0].text
     for before, token in itertools.pairwise(tokens):
         text += (" " if token.start > before.end else "") + token.text

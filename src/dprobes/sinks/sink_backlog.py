@@ -315,7 +315,7 @@ class Pace:
             self._piece = min(2 * count, _PIECE_MAX)
 
     def _better(self, count: int, seconds: float) -> int:
-        """Return the number of records to try if ``count`` of them take long."""
+        """Return the number of records to try if ``count`` of them take ``seconds``, which is long."""
         half, double = self._seconds.get(count // 2), self._seconds.get(2 * count)
         if count > _PIECE_MIN and (half is None or seconds > _BY_RECORD * half):
             return count // 2

@@ -245,7 +245,7 @@ def _mapped(name: str, pid: int) -> Path | None:
 
 
 def _held_file(mapping: Mapping, pid: int) -> Path:
-    """Return a path to a mapped file that its own path does not lead to; raise ``TargetError`` if there is none."""
+    """Return a path in /proc to a mapped file that was removed or replaced; raise ``TargetError`` if there is none."""
     for path in held_files(mapping, pid):
         if _inode(path) == mapping.inode:
             return path
@@ -253,7 +253,7 @@ def _held_file(mapping: Mapping, pid: int) -> Path:
 
 
 def held_files(mapping: Mapping, pid: int) -> tuple[Path, Path]:
-    """Return paths in /proc that may lead to a file that a process has mapped, even if the file's own path does not."""
+    """Return paths in /proc that may lead to a file that a process has mapped, even if it was removed or replaced."""
     # The kernel shows the second one to root, or with CAP_CHECKPOINT_RESTORE.
     return Path(f"/proc/{pid}/exe"), Path(f"/proc/{pid}/map_files/{mapping.start:x}-{mapping.end:x}")
 

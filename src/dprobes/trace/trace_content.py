@@ -133,7 +133,11 @@ class TraceRecord:
 
 @dataclass(frozen=True, slots=True)
 class LostRecords:
-    """A number of records of a program that were lost at this place of the file; the time is that of the note."""
+    """
+    A number of records of a program that were lost at this place of the file.
+
+    ``wall_time`` is the time of the note about them, in nanoseconds since 1970.
+    """
 
     program: TraceProgram
     count: int

@@ -117,7 +117,11 @@ _COMPRESSED_BYTES = 4 << 20
 
 @dataclass(slots=True)
 class _Batch:
-    """Frames that are written together or not at all, and the state to revert if they cannot be written."""
+    """
+    Frames that are written together or not at all, and the state to revert if they cannot be written.
+
+    ``since`` is the time of the first record (CLOCK_MONOTONIC, in nanoseconds); 0: none yet.
+    """
 
     frames: list[bytes] = field(default_factory=list)
     size: int = 0

@@ -420,9 +420,10 @@ class Machine:
 
 def read_string(context: Context, address: int, limit: int, mask: int) -> bytes:
     """
-    Return a C string with its NUL, or its first ``limit`` bytes; raise ``AddressFault`` for unreadable memory before.
+    Return a C string with its NUL, or its first ``limit`` bytes.
 
-    No page after that of the NUL is accessed. ``mask`` is the largest address; the address after it is 0.
+    Raise ``AddressFault`` if a byte before that is unreadable. No page after that of the NUL is accessed. ``mask`` is
+    the largest address; the address after it is 0.
     """
     found = b""
     while len(found) < limit:

@@ -61,14 +61,14 @@ class Composer:
         return variable
 
     def set(self, variable: Variable, value: Variable | int) -> None:
-        """Set a variable to a value."""
+        """Set a variable to a value, modulo 2**64."""
         if isinstance(value, Variable):
             self._asm.copy(SCRATCH, variable.offset, value.offset)
         else:
             store_number(self._asm, SCRATCH, variable.offset, value & (1 << 64) - 1)
 
     def calculate(self, operation: Alu, variable: Variable, operand: Variable | int) -> None:
-        """Apply ``operation`` to a variable and a second operand; all are unsigned numbers of 64 bits."""
+        """Set a variable to the result of ``operation`` on its value and ``operand``, unsigned numbers of 64 bits."""
         self._asm.load(_R.R1, SCRATCH, variable.offset)
         self._load(_R.R2, operand)
         self._asm.alu(operation, _R.R1, _R.R2)

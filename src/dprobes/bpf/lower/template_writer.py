@@ -76,7 +76,7 @@ def loops_of(asm: Assembler, abilities: Abilities, end: Label) -> Loops:
 
 
 def switch(asm: Assembler, register: Register, cases: list[tuple[int, Label]], default: Label) -> None:
-    """Jump to the label for the number in a register; the numbers of ``cases`` ascend."""
+    """Jump to the label for the number in a register; the numbers of ``cases`` ascend. Clobbers no register."""
     if len(cases) <= 3:
         for value, label in cases:
             asm.jump_if(Jump.JEQ, register, value, label)

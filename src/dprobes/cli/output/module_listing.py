@@ -200,7 +200,11 @@ def described_site(site: UsdtSite) -> Iterator[str]:
 
 
 def guard_of(module: Module, offset: int) -> str | None:
-    """Return a remark about a file offset that is a site of a USDT probe, and its semaphore; None for other offsets."""
+    """
+    Return a note for the user if a file offset is a site of a USDT probe; None for other offsets.
+
+    The note names the probe, and warns of a semaphore that guards it.
+    """
     for site in usdt_sites(module.elf):
         if site.offset == offset:
             probe = f"{PREFIX}:{escaped(site.probe)}"

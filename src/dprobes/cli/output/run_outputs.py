@@ -189,7 +189,7 @@ class Outputs:
             self._stream.abandon()
 
     def close(self) -> None:
-        """Wait for log targets to write their queues, print their status, and close everything."""
+        """Wait for log targets to write their queues, warn of lost records and problems, and close everything."""
         if self._targets is not None:
             self._targets.destroy_event(self._source)
             for status in self._targets.close(on_wait=_say_waiting):

@@ -229,7 +229,7 @@ class _LineFace(run_steps.Face[int]):
         )
 
     def _with_templates(self, loaded: CompiledProgram) -> CompiledProgram:
-        """Return the program with the templates to use; print the errors of its own ones."""
+        """Return the program with the templates of the options; without any, print the errors in its own templates."""
         given = self._given
         if (directory := _templates_of(given)) is not None:
             return loaded.with_templates(directory)

@@ -92,7 +92,7 @@ class _Time:
 
     @contextlib.contextmanager
     def counting(self) -> Iterator[None]:
-        """End the attachment when the duration is over, unless the context ends before that."""
+        """Return a context manager that ends the attachment when the duration is over, unless the block ends first."""
         thread = threading.Thread(target=self._count, daemon=True)
         if self._duration is not None:
             thread.start()

@@ -35,7 +35,7 @@ __all__ = ["absolute_target", "client", "print_json"]
 
 
 def client(*, starts: bool = False, patience: float | None = None) -> ManagerClient:
-    """Return the client, which prints notices on standard error."""
+    """Return the client, which prints notices on standard error; ``patience`` is the time limit in seconds."""
     return ManagerClient(starts=starts, notify=_print, patience=patience)
 
 

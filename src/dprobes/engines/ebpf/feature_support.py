@@ -105,7 +105,7 @@ def _problem(feature: Feature, error: OSError) -> KernelSupport:
 
 
 def abilities_of(features: Features, program: Program) -> Abilities:
-    """Return what the compiler may use in a program's handlers on this kernel, with the best form of loops."""
+    """Return the kernel features that the compiler may use in a program's handlers, with the best form of loops."""
     rows = [instruction.row for code in program.bodies() for instruction in code.instructions]
     writes, in_kernel = any(row.writes for row in rows), space_of(program) is Space.KERNEL
     verifies = any(row.operator == "vfyrw" for row in rows)

@@ -126,7 +126,11 @@ class StubChannel:
         return self.features.get(feature) == "+"
 
     def ask(self, payload: str | bytes, patience: float | None = None) -> bytes:
-        """Return the answer to a packet; raise ``EngineError`` if none arrives in time."""
+        """
+        Return the answer to a packet; raise ``EngineError`` if none arrives within ``patience`` seconds.
+
+        Without ``patience``, the limit of the channel applies.
+        """
         data = payload.encode("latin-1") if isinstance(payload, str) else payload
         self._send(data)
         answer = self._answer(data, self._patience if patience is None else patience)
@@ -149,7 +153,11 @@ class StubChannel:
         return answer
 
     def command(self, line: str, patience: float | None = None) -> str | None:
-        """Return the output of a command of the monitor behind the stub (``qRcmd``), None if there is no monitor."""
+        """
+        Return the output of a command of the stub's monitor (``qRcmd``); None if the stub has no monitor.
+
+        Raise ``EngineError`` if no answer arrives within ``patience`` seconds, by default the limit of the channel.
+        """
         patience = self._patience if patience is None else patience
         if "qRcmd" in self._unknown:
             return None
@@ -235,7 +243,7 @@ class StubChannel:
         return answer
 
     def _next_answer(self, patience: float) -> bytes | None:
-        """Return the next answer to a question, None if none arrives in time."""
+        """Return the next answer to a packet; None if none arrives within ``patience`` seconds."""
         deadline = time.monotonic() + patience
         while True:
             while self._answers:

@@ -37,7 +37,7 @@ _CALLS_MAX = 1 << 14
 
 
 class CallEntry(NamedTuple):
-    """The entry of a call: the time, and registers by their index."""
+    """The entry of a call: ``time`` is CLOCK_MONOTONIC in nanoseconds, ``registers`` are by their index."""
 
     time: int
     registers: Mapping[int, int]

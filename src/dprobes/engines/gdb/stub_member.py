@@ -86,7 +86,7 @@ class RunEvents:
                 self._events.append(StateEvent(new, pid, state))
 
     def send_record(self, program: int, probe: int, record: bytes) -> bool:  # noqa: ARG002 - of one program
-        """Add a record of a probepoint."""
+        """Add a record of a probepoint; return True, because there is always room."""
         self._records.append((probe, record))
         return True
 

@@ -98,7 +98,11 @@ class _Element:
 
 
 def _parsed(name: str, read: Callable[[str], bytes | None]) -> list[_Element] | None:
-    """Return the elements of a file in the order in which they begin, None if the file does not exist."""
+    """
+    Return the elements of the stub's XML file ``name`` in document order; None if the file does not exist.
+
+    Raise ``EngineError`` if it is malformed or defines entities.
+    """
     from xml.parsers import expat
 
     data = read(name)

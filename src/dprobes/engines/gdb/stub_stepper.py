@@ -172,7 +172,11 @@ class Emulator:
         return is_emulated(planned) and emulate(planned, cast("ctypes.Array[ctypes.c_ulong]", words), self)
 
     def _move(self, move: MemoryMove, words: _Words, length: int) -> bool:
-        """Emulate a move between a register and memory; other engines execute a copy of the instruction."""
+        """
+        Emulate a move between a register and memory; other engines execute a copy of the instruction.
+
+        Return False, and change nothing, if the memory cannot be accessed.
+        """
         address = move.displacement
         address += words[move.base] if move.base >= 0 else 0
         address += words[move.other] * move.scale if move.other >= 0 else 0

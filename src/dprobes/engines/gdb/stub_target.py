@@ -158,7 +158,7 @@ class StubTarget:
         """
         Return whether the stub refuses accesses that the target could not make; ``code`` is a read-only address.
 
-        QEMU's process emulation refuses them, up to version 8.0. Other stubs access everything, so a fault would be
+        QEMU's user-mode emulation refuses them, up to version 8.0. Other stubs access everything, so a fault would be
         missed.
         """
         if self._accesses_as_program is None:
@@ -226,7 +226,7 @@ class StubTarget:
                 self.stub.ask(f"z{BreakpointKind.SOFTWARE:d},{address:x},{len(self._breakpoint):x}")
 
     def insert_again(self, address: int) -> None:
-        """Insert a breakpoint that was removed just before."""
+        """Insert a breakpoint that ``remove`` has just removed."""
         if self.stub.knows_breakpoints:
             self.stub.insert_again(BreakpointKind.SOFTWARE, address, len(self._breakpoint))
             self.inserted.add(address)

@@ -72,7 +72,11 @@ class Transport(ABC):
         """Close the connection."""
 
     def receive(self, timeout: float) -> bytes | None:
-        """Return the received data, None if none arrives in time; raise ``EngineError`` if the connection has ended."""
+        """
+        Return the received data; None if none arrives within ``timeout`` seconds.
+
+        Raise ``EngineError`` if the connection has ended.
+        """
         readable, _, _ = select.select([self.fileno()], [], [], max(0.0, timeout))
         if not readable:
             return None
@@ -223,7 +227,7 @@ def adopted_transport(descriptor: int) -> Transport:
 
 
 def _connect(endpoint: str, family: int | None, address: str | tuple[str, int], patience: float) -> socket.socket:
-    """Return a connected socket; wait for a socket that does not listen yet."""
+    """Return a connected socket; wait up to ``patience`` seconds for a server that does not listen yet."""
     deadline = time.monotonic() + patience
     while True:
         try:

@@ -412,7 +412,7 @@ class EntryIndex:
         return int(self._walk.words[Walk.NAMELESS // _WORD])
 
     def count_before(self, time: int) -> int:
-        """Return the number of lines that are older than a time."""
+        """Return the number of lines that are older than ``time``, CLOCK_MONOTONIC in nanoseconds."""
         words = (self._first if self.lines == self._first.address else self._second).words
         low, high = 0, self.count
         while low < high:

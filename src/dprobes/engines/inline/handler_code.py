@@ -131,7 +131,7 @@ class CodeWriter:
         return other
 
     def new_regions(self) -> list[tuple[int, int]]:
-        """Return the ranges, (start, end), that must be mapped and were not returned before."""
+        """Return the ranges, (start, end), that must be mapped and that no earlier call has returned."""
         wanted = {page for start, end in self.space.regions() for page in range(start, end, PAGE_SIZE)}
         runs: list[tuple[int, int]] = []
         for page in sorted(wanted - self._mapped):
@@ -390,7 +390,8 @@ class _Waiting:
     Probepoints of a process that wait for the C library to be mapped.
 
     A process is probed from execve on, before its libraries are mapped. The jumps are requested again when the dynamic
-    linker has mapped a file. If the linker reports nothing, the process is checked at intervals.
+    linker has mapped a file. If the linker reports nothing, the process is checked at the monotonic time ``due``, 0 if
+    none is planned. ``delay`` is the pause before the next check that is planned. Both are in seconds.
     """
 
     probes: set[int] = field(default_factory=set)

@@ -324,7 +324,7 @@ class MemoryWatch:
         self._patience = _PATIENCE
 
     def are_suspected(self, now: float) -> bool:
-        """Return True if a request to the tracer is due; the caller then calls ``note_asking``."""
+        """Return True if a request to the tracer is due at the monotonic time ``now``; call ``note_asking`` then."""
         if now < self._looked + _LOOK or self._ends is not None:
             return False
         self._looked = now

@@ -67,7 +67,11 @@ _PLAIN = (
 
 
 def always_completes(raw: bytes) -> bool:
-    """Return True if a 64-bit instruction needs no memory but the stack and fixed places of its own module."""
+    """
+    Return True if a 64-bit instruction cannot fault, apart from a stack overflow.
+
+    Such an instruction accesses only the stack and fixed addresses in its own module, and raises no other exception.
+    """
     from iced_x86 import Decoder, FlowControl, InstructionInfoFactory, OpKind, Register, RegisterExt
 
     copy = copy_of(raw, 8)

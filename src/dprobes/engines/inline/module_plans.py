@@ -127,7 +127,12 @@ _FLAGS = frozenset(("io", "pf"))
 def process_trials(
     sites: MappingOf[int, PlannedSite], pid: int, mappings: Iterable[MemoryMapping]
 ) -> dict[int, Trial | str]:
-    """Return the trials before handlers, by the addresses of instructions in a process, or the reasons against them."""
+    """
+    Return the trial before the handlers of each probed instruction, by its run-time address.
+
+    The value is instead the reason (a clause) if the handlers cannot run in the process. Instructions that need neither
+    are omitted.
+    """
     found: dict[int, Trial | str] = {}
     for address, planned in sites.items():
         pieces = planned.pieces

@@ -130,7 +130,7 @@ class SharedStore:
                     ctypes.c_uint64.from_address(place).value = number
 
     def keep(self, key: bytes, value: bytes) -> None:
-        """Store a string or a call stack under a key."""
+        """Store a string or a call stack, padded to the table's value size; without room, count the key as lost."""
         if address := self._made(key):
             ctypes.memmove(address, value, _CELL * self.table.value_cells)
 

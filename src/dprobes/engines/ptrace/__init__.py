@@ -20,9 +20,10 @@ tracer reports breakpoints and jumps to the restorer before it writes them.
 
 * Memory is compared with the file before a byte is written (MISMATCH, CONFLICT), and only a byte that the tracer wrote
   is restored.
-* At a hit the thread stops at the ``int3``, and handlers run from one saved state. Then the original instruction is
-  emulated, or executed as a copy in an out-of-line slot, or in place with all other threads stopped. Then the records
-  are emitted. An instruction that faults leaves no record, unless the program has ``logonfault = yes``.
+* At a hit the thread stops at the ``int3``, and each handler sees the registers saved there. Then the original
+  instruction is emulated, or executed as a copy in an out-of-line slot, or in place with all other threads stopped.
+  Then the records are emitted. An instruction that faults leaves no record, unless the program has
+  ``logonfault = yes``.
 * If a thread causes an error, such as a failed ptrace request, its process is detached; the session continues.
 * A system call that a stop interrupts continues to wait afterwards.
 * System calls are injected between syscall stops. If the tracer is killed meanwhile, the thread returns through a

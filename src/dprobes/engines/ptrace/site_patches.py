@@ -333,7 +333,11 @@ class Patches:
                     self.places.pop(site, None)
 
     def code_of(self, number: int) -> list[tuple[int, int]]:
-        """Return the ranges of code, (start, end) each, that need a program's memory: its own, and parts of others'."""
+        """
+        Return the ranges of code, (start, end) each, that need the memory of the program ``number``.
+
+        These are the program's own code, and parts of the code of jumps that serve several programs.
+        """
         parts = [part for patch in self.known.values() for part in patch.code_of(number)]
         return [*self.code.get(number, ()), *parts]
 

@@ -33,9 +33,11 @@ _CODES = {1: "b", 2: "h", 4: "i", 8: "q"}
 
 class Step(NamedTuple):
     """
-    The data of a template's part: a number of bytes (``size``), a string item, or a string up to its NUL.
+    The data of a part of a template.
 
-    ``field`` is the index of the resulting field, None if there is none. A string is truncated after ``cut`` bytes.
+    ``kind`` is ``number`` (an integer of ``size`` bytes, or skipped bytes if ``field`` is None), ``item`` (a string
+    item), or ``text`` (a string up to its NUL). ``field`` is the index of the resulting field. An item is truncated
+    after ``cut`` bytes; None: it is not truncated.
     """
 
     kind: str
@@ -171,7 +173,7 @@ class RaggedData:
         self.body, self.starts, self.ends = rows.data_bounds()
 
     def numbers(self, at: int, size: int, wanted: Sequence[int]) -> list[int | None]:
-        """Return the unsigned numbers at offset ``at`` of the data, None for data that end before."""
+        """Return the unsigned numbers at offset ``at`` of the data; None for data that are too short."""
         read, body = self._reader(size, is_signed=False), self.body
         places = [(self.starts[row] + at, self.ends[row]) for row in wanted]
         return [read(body, place)[0] if place + size <= end else None for place, end in places]

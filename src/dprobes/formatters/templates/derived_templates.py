@@ -336,7 +336,7 @@ def _with_names(logged: tuple[str, ...], word_size: int) -> tuple[str, ...]:
 
 
 def _joined(logged: tuple[str, ...]) -> str:
-    """Return lines of values, and a separate line for each placeholder that has lines of its own."""
+    """Return placeholders joined to lines; a dump or a call stack, which fills whole lines, begins a new line."""
     lines = [""]
     for each in logged:
         if each.endswith(_LONG):

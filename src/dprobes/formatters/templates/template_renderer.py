@@ -102,7 +102,7 @@ _WITH_LINES = (Conversion.DUMP, Conversion.STACK)
 
 
 def _own_lines(part: Placeholder, taken: Taken, names: _Names) -> tuple[str, bool]:
-    """Return a dump or a call stack, and whether it has lines of its own; a substitute for missing data has none."""
+    """Return a dump or a call stack, and True if it fills whole lines; a substitute for missing data does not."""
     if part.conversion is Conversion.DUMP:
         dump = _dump(taken)
         return dump, dump.startswith(_DUMP_START)
@@ -251,7 +251,7 @@ _DUMP_START = "0x"
 
 
 def _dump(taken: Taken) -> str:
-    """Return a dump, which has lines of its own, or its substitute."""
+    """Return a dump, which fills whole lines, or its substitute."""
     match taken.value:
         case bytes() as data:
             text = hex_dump(data)

@@ -108,7 +108,7 @@ def process_of(tid: int) -> int:
 
 
 def start_time(pid: int) -> int:
-    """Return the start time of a process, in ticks since the boot; 0 if it has ended."""
+    """Return the start time of a process, in clock ticks (SC_CLK_TCK) since the boot; 0 if it has ended."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return int(file.read().rpartition(b")")[2].split()[19])

@@ -381,7 +381,8 @@ class MemoryMove(NamedTuple):
     """
     Move of ``size`` bytes between a register and memory at ``base`` + ``other`` * ``scale`` + ``displacement``.
 
-    Registers are numbered as in emulations; -1 means none.
+    Registers are ``Register`` numbers; ``other`` is the index register. ``base`` and ``other`` are -1 for none. If
+    ``base`` is RIP, the displacement counts from the start of the instruction.
     """
 
     register: int

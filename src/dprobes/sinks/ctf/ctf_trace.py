@@ -71,7 +71,8 @@ class _State(NamedTuple):
     The position of the end of a stream.
 
     ``file`` is the number of its last file, which has ``size`` bytes. The last packet of this file begins at byte
-    ``packet``, and its content ends at byte ``end``.
+    ``packet``, and its content ends at byte ``end``. ``last_time`` is the time of the last event in nanoseconds of the
+    trace's clock. ``discarded`` is the number of events that were lost so far.
     """
 
     file: int = -1
@@ -99,7 +100,7 @@ class Stream:
 
     @property
     def last_time(self) -> int:
-        """The time of the last event; the next one must not be earlier."""
+        """The time of the last event in nanoseconds; the next event must not be earlier."""
         return self._now.last_time
 
     def stage(self, events: Sequence[tuple[int, bytes]], lost: int) -> None:

@@ -201,7 +201,7 @@ def console() -> StreamOutlet:
 
 
 def file(path: Path) -> StreamOutlet:
-    """Return the outlet for a new file; raise ``SinkError`` if it cannot be created."""
+    """Return the outlet for a file, which is created or truncated; raise ``SinkError`` if it cannot be opened."""
     try:
         stream = path.open("w", encoding="utf-8", errors="backslashreplace")
         if (console := waiting_file_of(sys.stdout)) is not None and not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):

@@ -189,14 +189,14 @@ class Packets:
         return length_field(_PACKET, length_field(_TracePacket.TRACK_DESCRIPTOR, descriptor) + self._end)
 
     def event(self, time: int, event: bytes) -> bytes:
-        """Return the packet of an event."""
+        """Return the packet of an event at ``time``, CLOCK_MONOTONIC in nanoseconds."""
         content = b"".join(
             (self._timestamp, varint(time), self._track_event, varint(len(event)), event, self._event_end)
         )
         return self._packet + varint(len(content)) + content
 
     def loss(self, time: int, event: bytes) -> bytes:
-        """Return the packet of an event before which others were lost."""
+        """Return the packet of an event before which events were lost; ``time`` is as in ``event``."""
         lost = varint_field(_TracePacket.PREVIOUS_PACKET_DROPPED, 1)
         lost += varint_field(_TracePacket.SEQUENCE_FLAGS, _SEQ_INCREMENTAL_STATE_CLEARED)
         content = varint_field(_TracePacket.TIMESTAMP, time) + length_field(_TracePacket.TRACK_EVENT, event)

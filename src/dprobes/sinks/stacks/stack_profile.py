@@ -208,7 +208,7 @@ _INLINED = "_[i]"
 
 
 def _stacks(record: LogRecord, values: FieldValues) -> Mapping[str, Sequence[int]]:
-    """Return the call stacks of a record by their kinds: from its items, or as the program's template defines them."""
+    """Return the call stacks of a record by kind: from the record's items, or else by the program's template."""
     found = {item.kind: item.value for item in record.items() if isinstance(item.value, tuple)}
     template = values.templates.of(record)
     if found or template is None or record.is_stack_trace:

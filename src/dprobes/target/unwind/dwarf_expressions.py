@@ -417,7 +417,7 @@ class _Machine:
     # Operations: each method executes one, and returns False if it does not handle it
 
     def _stacked(self, name: str, operands: Sequence[Any]) -> bool:
-        """Execute an operation that rearranges the stack or pushes."""
+        """Execute an operation that rearranges the stack or pushes; return False if it is another operation."""
         stack, about = self.stack, self._about
         match name, operands:
             case "const", [value]:
@@ -453,7 +453,7 @@ class _Machine:
         return True
 
     def _ends(self, name: str, operands: Sequence[Any]) -> bool:
-        """Execute an operation that defines a location."""
+        """Execute an operation that defines a location; return False if it is another operation."""
         match name, operands:
             case "reg", [number]:
                 self._place = InRegister(number)
@@ -481,7 +481,11 @@ class _Machine:
         return self._place if self._place is not None else InMemory(self._pop())
 
     def _calculate(self, name: str) -> bool:
-        """Execute an arithmetic operation; its result has the type of its operands, that of a comparison is a word."""
+        """
+        Execute an arithmetic operation or a comparison; return False if it is another operation.
+
+        The result has the type of the operands; the result of a comparison is a word.
+        """
         if name in _UNARY:
             operand = self.stack.pop()
             if name != "abs" or operand.type.is_signed or not operand.type.size:

@@ -142,7 +142,7 @@ def _bring_up(asm: Assembler) -> None:
     """
     Copy the entry of the call below, if there is one, to level 0.
 
-    The key on the stack is then that of the entry to delete: the copied one, or the innermost one.
+    The key on the stack is then that of the entry to delete: the copied one, or the innermost one. Clobbers R0-R5.
     """
     alone, lost = asm.label(), asm.label()
     asm.jump_if_word(Jump.JEQ, _R.R10, _SAVED, 0, alone)
@@ -209,12 +209,12 @@ def _point_to_space(asm: Assembler) -> None:
 
 
 def _call(asm: Assembler, helper: Helper) -> None:
-    """Call a map helper with ENTRIES and the key on the stack."""
+    """Call a map helper with ENTRIES and the key on the stack; R0 is its result. Clobbers R1-R5."""
     asm.ask_map(helper, MapName.ENTRIES, _R.R10, _ENTRY_KEY)
 
 
 def _update(asm: Assembler, value: Register) -> None:
-    """Store the value at an address in ENTRIES, under the key on the stack; R0 is 0 on success."""
+    """Store the value at an address in ENTRIES, under the key on the stack; R0 is 0 on success. Clobbers R1-R5."""
     asm.mov(_R.R3, value)
     asm.mov(_R.R4, 0)
     _call(asm, Helper.MAP_UPDATE_ELEM)
@@ -413,7 +413,11 @@ def table_entry_program(architecture: Architecture, request: Request, host: type
 def _read_word(
     asm: Assembler, host: Host, size: int, to: tuple[Register, int], stack: tuple[Register, int], distance: int
 ) -> None:
-    """Read a word of ``size`` bytes to ``to``, from ``distance`` bytes above the stack pointer stored at ``stack``."""
+    """
+    Read a word of ``size`` bytes to ``to``, from ``distance`` bytes above the stack pointer stored at ``stack``.
+
+    R0 is 0 if the word could be read. Clobbers R1-R5.
+    """
 
     def arguments() -> None:
         asm.add(_R.R1, *to)

@@ -294,7 +294,7 @@ class Host(Identities, ProbeTable):
                 self._load(dst, name, self._size)
 
     def _load(self, dst: Register, name: str, size: Size) -> None:
-        """Load the lower bytes of a register; programs on perf events may load only whole ones."""
+        """Load the lower bytes of a register to ``dst``; BPF programs on perf events may load only whole registers."""
         if self._request.placement is not Placement.EVENT:
             self._asm.load(dst, CONTEXT, REGISTER_OFFSETS[name], size)
             return
@@ -328,7 +328,7 @@ class Host(Identities, ProbeTable):
         self._asm.jump(nobody)
 
     def set_register(self, name: str, src: Register) -> None:
-        """Change a register of the hit thread."""
+        """Set a register of the hit thread to ``src``; no other register is clobbered."""
         self._asm.store(CONTEXT, REGISTER_OFFSETS[name], src)
 
     def counter(self, number: int, room: tuple[Register, int], unread: Label) -> None:
@@ -492,7 +492,11 @@ class Host(Identities, ProbeTable):
             asm.place(done)
 
     def vma_flags(self) -> None:
-        """Load the flags of the mapping at the address in R2 to R1; R0 is 0, ``BUSY``, or another error."""
+        """
+        Load the flags of the mapping at the address in R2 to R1; R0 is 0, ``BUSY``, or another error.
+
+        Clobbers R2-R5.
+        """
         assert self._vmas is not None
         self._vmas.ask()
         self._asm.load(Register.R1, Register.R10, Answer.FLAGS)
@@ -504,7 +508,7 @@ class Host(Identities, ProbeTable):
             self._vmas.write_callback()
 
     def write_memory(self) -> None:
-        """Write R3 bytes at R2 to user memory at address R1; R0 is 0 if all could be written."""
+        """Write R3 bytes at R2 to user memory at address R1; R0 is 0 if all could be written. Clobbers R1-R5."""
         self._asm.call(Helper.PROBE_WRITE_USER)
 
     def note_stop(self, refused: Label) -> None:
@@ -535,6 +539,6 @@ class Host(Identities, ProbeTable):
         asm.jump_if_word(Jump.JNE, Register.R1, core_stop_layout.CLOSED, 0, refused)
 
     def stop_process(self) -> None:
-        """Send SIGSTOP to the process, which stops before it returns to user mode."""
+        """Send SIGSTOP to the process, which stops before it returns to user mode. Clobbers R0-R5."""
         self._asm.mov(Register.R1, _STOP)
         self._asm.call(Helper.SEND_SIGNAL)

@@ -121,48 +121,48 @@ class Identities:
         asm.place(done)
 
     def pid(self) -> None:
-        """Load the process id."""
+        """Load the process id to R0; clobbers R1-R5."""
         if self._keeps_ids:
             self._asm.load(Register.R0, SCRATCH, Field.PID)
             return
         self.global_pid()
 
     def tid(self) -> None:
-        """Load the thread id."""
+        """Load the thread id to R0; clobbers R1-R5."""
         if self._keeps_ids:
             self._asm.load(Register.R0, SCRATCH, Field.TID)
             return
         self.global_tid()
 
     def global_pid(self) -> None:
-        """Load the process id of the initial namespace."""
+        """Load the process id of the initial namespace to R0; clobbers R1-R5."""
         self._asm.call(Helper.GET_CURRENT_PID_TGID)
         self._asm.alu(Alu.RSH, Register.R0, 32)
 
     def global_tid(self) -> None:
-        """Load the thread id of the initial namespace."""
+        """Load the thread id of the initial namespace to R0; clobbers R1-R5."""
         self._asm.call(Helper.GET_CURRENT_PID_TGID)
         self._asm.mov(Register.R0, Register.R0, wide=False)
 
     def uid(self) -> None:
-        """Load the real user id."""
+        """Load the real user id to R0; clobbers R1-R5."""
         self._asm.call(Helper.GET_CURRENT_UID_GID)
         self._asm.mov(Register.R0, Register.R0, wide=False)
 
     def cpu(self) -> None:
-        """Load the number of the CPU."""
+        """Load the number of the CPU to R0; clobbers R1-R5."""
         self._asm.call(Helper.GET_SMP_PROCESSOR_ID)
 
     def task(self) -> None:
-        """Load the address of the current thread's ``task_struct`` to R0."""
+        """Load the address of the current thread's ``task_struct`` to R0; clobbers R1-R5."""
         self._asm.call(Helper.GET_CURRENT_TASK)
 
     def time(self) -> None:
-        """Load CLOCK_MONOTONIC in nanoseconds."""
+        """Load CLOCK_MONOTONIC in nanoseconds to R0; clobbers R1-R5."""
         self._asm.call(Helper.KTIME_GET_NS)
 
     def process_name(self) -> None:
-        """Write ``NAME_SIZE`` bytes with the name of the thread to R1, padded with zeros."""
+        """Write the ``comm`` of the thread, padded with zeros to ``NAME_SIZE`` bytes, to R1. Clobbers R0-R5."""
         # Kernels have left the bytes after the name unchanged (seen with Linux 6.1).
         for position in range(0, NAME_SIZE, 8):
             self._asm.store(Register.R1, position, 0)

@@ -131,11 +131,15 @@ class KernelHost(Host):
         _load_user_register(self._asm, name, nobody)
 
     def user_registers(self, nobody: Label, to: Callable[[Register], None]) -> None:
-        """Write the registers with which the thread entered the kernel."""
+        """
+        Write the registers with which the thread entered the kernel to the address that ``to`` loads.
+
+        Go to ``nobody`` in a thread of the kernel. Clobbers R0-R5.
+        """
         copy_task_registers(self._asm, nobody, to)
 
     def load_bias(self, dst: Register) -> None:
-        """Load 0: the run-time addresses of the kernel's symbols are known when a probe program is inserted."""
+        """Set ``dst`` to 0: the run-time addresses of the kernel's symbols are known at the insertion."""
         self._asm.mov(dst, 0)
 
     def load_copy_bias(self, dst: Register) -> None:
@@ -202,7 +206,7 @@ class TracepointHost(KernelHost):
             self._asm.copy_from(_R.R10, _NARROW, SCRATCH, Field.PLACE)
 
     def register(self, dst: Register, name: str) -> None:  # noqa: ARG002 - all of them are the same
-        """Load 0: the header of a record shows no registers."""
+        """Set ``dst`` to 0: the header of a record shows no registers."""
         self._asm.mov(dst, 0)
 
     def traced_field(self, name: str, nobody: Label) -> None:
@@ -263,7 +267,7 @@ class TracepointHost(KernelHost):
             asm.jump_if_word(Jump.JEQ, _R.R2, offset, 0, nobody, by=_R.R2)
 
     def _load_number(self, dst: Register, base: Register, offset: int, size: int) -> None:
-        """Load a number of the record or of a structure; an unaligned one is assembled from bytes."""
+        """Load a number to ``dst``; an unaligned one is assembled from bytes, which clobbers R1."""
         asm = self._asm
         if offset % size == 0:
             asm.load(dst, base, offset, Size.of(size))
@@ -308,11 +312,11 @@ class TrampolineHost(KernelHost):
             super().load_result()
 
     def override_return(self) -> None:
-        """Make the entered function return R2 without executing its code."""
+        """Make the entered function return R2 without executing its code; clobbers no register."""
         self._asm.store(_R.R10, _RESULT, _R.R2)
 
     def register(self, dst: Register, name: str) -> None:
-        """Load a word of the arguments, the result, or the function's address; 0 for unsaved registers."""
+        """Load a word of the arguments, the result, or the function's address to ``dst``; 0 for unsaved registers."""
         words = self._request.arguments
         if name == "eip":
             self.probe_entry(dst)
@@ -325,7 +329,7 @@ class TrampolineHost(KernelHost):
             self._asm.mov(dst, 0)
 
     def _load_word(self, dst: Register, number: int) -> None:
-        """Load a word of the array as a plain number, by memory: the verifier would restrict the use of its type."""
+        """Load a word of the array to ``dst`` through memory: the verifier would restrict the use of its type."""
         self._asm.copy_from(CONTEXT, _ARGUMENT_SIZE * number, SCRATCH, Field.BIAS, by=dst)
         self._asm.load(dst, SCRATCH, Field.BIAS)
 
@@ -351,6 +355,6 @@ class InlineHost(Host):
         self._asm.store(CONTEXT, INLINE_ENDING, _R.R8)
 
     def override_return(self) -> None:
-        """Make the entered function return R2 without executing its code."""
+        """Make the entered function return R2 without executing its code; clobbers no register."""
         self._asm.store(CONTEXT, REGISTER_OFFSETS["eax"], _R.R2)
         self._asm.store(CONTEXT, INLINE_ENDING, SKIPPED)

@@ -79,7 +79,7 @@ class VmaQuestions:
         asm.call(Helper.FIND_VMA)
 
     def address(self, dst: Register) -> None:
-        """Load the address of the query."""
+        """Load the address of the last ``ask`` to ``dst``."""
         self._asm.load(dst, _R.R10, _ADDRESS)
 
     def write_callback(self) -> None:

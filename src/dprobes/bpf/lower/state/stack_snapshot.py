@@ -49,25 +49,29 @@ class SnapshotHost(Protocol):
     """The methods of a ``Host`` that a snapshot or a copy needs."""
 
     def clear_memory(self) -> None:
-        """Set R2 bytes at R1 to zero."""
+        """Set R2 bytes at R1 to zero; clobbers R0-R5."""
 
     def global_pid(self) -> None:
-        """Load the process id."""
+        """Load the process id in the initial namespace to R0; clobbers R1-R5."""
 
     def register(self, dst: Register, name: str) -> None:
-        """Load a register of the hit thread."""
+        """Load a register of the hit thread to ``dst``; clobbers R9."""
 
     def user_registers(self, nobody: Label, to: Callable[[Register], None]) -> None:
-        """Write the thread's user registers."""
+        """
+        Write the thread's user registers as ``struct pt_regs`` to the address that ``to`` loads. Clobbers R0-R5.
+
+        Go to ``nobody`` in a thread of the kernel.
+        """
 
     def read_memory(self, arguments: Callable[[], None]) -> None:
-        """Read user memory."""
+        """Read R2 bytes of user memory at R3 to R1, as ``arguments`` loads them; R0 is 0 on success. Clobbers R1-R5."""
 
     def task(self) -> None:
-        """Load the address of the current thread's ``task_struct`` to R0."""
+        """Load the address of the current thread's ``task_struct`` to R0; clobbers R1-R5."""
 
     def output(self) -> None:
-        """Put an entry into the ring."""
+        """Put R3 bytes at R2 into the ring; R0 is 0 if there was room. Clobbers R1-R5."""
 
 
 def write_snapshot(
@@ -234,7 +238,11 @@ _BLIND = 16 << 10
 
 
 def write_place(asm: Assembler, host: SnapshotHost, work: int) -> None:
-    """Reserve R2 bytes at R1, where LP is, for a call stack; R0 is R2. Clobbers R1-R5 and R9."""
+    """
+    Write code that zeroes R2 bytes at R1 (the position LP) for a call stack, and links them to the previous one.
+
+    The code returns the size in R0, and clobbers R1-R5 and R9. ``work`` is a word for temporary use.
+    """
     asm.store(SCRATCH, work, _R.R2)
     asm.mov(_R.R9, _R.R1)
     host.clear_memory()

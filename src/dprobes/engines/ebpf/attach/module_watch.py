@@ -189,7 +189,11 @@ def _forget(asm: Assembler, process: Register) -> None:
 
 
 def departure_program() -> Assembled:
-    """Return the BPF program at the last function that a library executes before it is unmapped."""
+    """
+    Return the BPF program for the uprobe on the last function that a library executes before it is unmapped.
+
+    The BPF program removes the process from MAPPERS.
+    """
     asm = Assembler()
     load_process(asm)
     _forget(asm, R0)

@@ -620,9 +620,11 @@ def watch_signals(
     maps: Mapping[MapName, int], types: KernelTypes, *, in_scope: bool, entries: int | None = None
 ) -> int:
     """
-    Attach the program on ``signal_deliver`` and return the descriptor of its link, which the caller closes.
+    Attach the program that reports fault signals (``signal_program``) to ``signal_deliver``.
 
-    ``maps`` must have STATUS and RING, with ``in_scope`` also SCOPE, and with ``entries`` also NOTES and PROBES. Raise
+    Return the descriptor of its link, which the caller closes. With ``in_scope``, only threads in SCOPE count.
+    ``entries`` is the size of the probe table if hits have notes, otherwise None. ``maps`` must have STATUS and RING,
+    with ``in_scope`` also SCOPE, and with ``entries`` also NOTES and PROBES. Raise
     OSError if the kernel does not permit the program, ``TargetError`` if its BTF lacks the structures.
     """
 

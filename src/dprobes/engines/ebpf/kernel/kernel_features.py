@@ -233,7 +233,7 @@ class Features:
         return Examiner()
 
     def remembered(self, trial: Callable[[Features], bool]) -> bool:
-        """Return the result of ``trial``; call it only once. Its exceptions are propagated."""
+        """Return the result of ``trial``, which only the first request calls. Its exceptions are propagated."""
         if trial not in self._results:
             self._results[trial] = trial(self)
         return self._results[trial]

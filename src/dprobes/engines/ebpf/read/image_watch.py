@@ -64,7 +64,11 @@ _FORKED = struct.Struct("=IIII")
 
 
 class MappedFile(NamedTuple):
-    """A new executable mapping in a process, of a file or of a kernel area such as the vDSO."""
+    """
+    A new executable mapping in a process, of a file or of a kernel area such as the vDSO.
+
+    ``time`` is CLOCK_MONOTONIC in nanoseconds.
+    """
 
     time: int
     pid: int
@@ -72,7 +76,11 @@ class MappedFile(NamedTuple):
 
 
 class Executed(NamedTuple):
-    """A successful execve of a process, with its new name; events of its new mappings follow."""
+    """
+    A successful execve of a process, with its new name; events of its new mappings follow.
+
+    ``time`` is CLOCK_MONOTONIC in nanoseconds.
+    """
 
     time: int
     pid: int
@@ -80,7 +88,7 @@ class Executed(NamedTuple):
 
 
 class ForkedProcess(NamedTuple):
-    """A new process, and its parent."""
+    """A forked process and its parent; ``time`` is CLOCK_MONOTONIC in nanoseconds."""
 
     time: int
     pid: int

@@ -240,8 +240,8 @@ class _Piece(NamedTuple):
     """
     A piece of the ring, in memory or in the overflow file.
 
-    ``data`` is empty for a piece in the file, whose size in bytes is ``size``. ``stamp`` is the monotonic time, and
-    ``drain`` the number of the drain, at which the piece was copied from the ring.
+    ``data`` is empty for a piece in the file, whose size in bytes is ``size``. ``stamp`` is the monotonic time
+    in seconds, and ``drain`` the number of the drain, at which the piece was copied from the ring.
     """
 
     data: bytes

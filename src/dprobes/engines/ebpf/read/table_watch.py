@@ -25,7 +25,11 @@ _SECOND = 1e9
 
 
 class _Stock(NamedTuple):
-    """Contents of the maps at one moment: hits per probepoint; foreign hits, and nanoseconds in handlers, per entry."""
+    """
+    Contents of the maps at one moment.
+
+    ``hits`` are per probepoint; ``foreign`` hits and the ``time`` in handlers, in nanoseconds, are per entry.
+    """
 
     hits: dict[int, int]
     foreign: list[int]

@@ -256,7 +256,11 @@ class MachineTarget(StubTarget):
         return self.stub.write(address, data)
 
     def read_large(self, root: int, paging: Paging, address: int, size: int) -> bytes:
-        """Return bytes that page tables map, uncached and in large pieces; fewer if some cannot be read."""
+        """
+        Return memory at a virtual address, translated by the page tables at the physical address ``root``.
+
+        It is read uncached and in large pieces; the result is shorter if some bytes cannot be read.
+        """
         data = bytearray()
         while len(data) < size:
             found = translate(self.entry_at, root, paging, address + len(data))

@@ -72,7 +72,7 @@ class SampleClocks:
         return bool(self._periods)
 
     def next(self, now: float) -> float:
-        """Return the time at which the next sampler is due, which may be past; infinity if none is active."""
+        """Return the monotonic time in seconds at which the next sampler is due; infinity if none is active."""
         return min((self._due_at(probe, now) for probe in self._active()), default=math.inf)
 
     def take(self, now: float) -> list[StubProbe]:
@@ -87,7 +87,7 @@ class SampleClocks:
         return [probe for probe in self._periods if probe.state is ProbeState.ACTIVE]
 
     def _due_at(self, probe: StubProbe, now: float) -> float:
-        """Return the time at which a sampler is due: first one period after the first call."""
+        """Return the monotonic time in seconds at which a sampler is due: first, one period after the first call."""
         return self._due.setdefault(probe, now + self._periods[probe])
 
 

@@ -146,9 +146,9 @@ class RestorerList:
 
 def _disable(pid: int, patches: Patches) -> None:
     """
-    Set the end mark at the start of the shared memory (``engines.inline.handler_hits``).
+    End the life mark (``native.process_page``) in each shared memory that is still mapped: handlers then do nothing.
 
-    The tracer does not report its own end: the memory may be unmapped already, and other memory mapped at its address.
+    The mappings are checked first: ``patches`` may be stale, because a killed tracer reports no more changes.
     """
     with contextlib.suppress(OSError, DprobesError):
         mapped = {each.start for each in mappings_of(pid) if each.path.startswith(SHARED_MEMORY)}

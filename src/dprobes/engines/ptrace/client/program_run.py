@@ -248,7 +248,7 @@ class ProgramRun:
         return ended
 
     def _due(self, until: int | None) -> list[_Record]:
-        """Remove and return the held records before a time, in the order of their times; None: all."""
+        """Remove and return, by time, the held records before ``until`` (monotonic, in nanoseconds); None: all."""
         while self._arrived:
             self._held.append(self._arrived.popleft())
         self._held.sort(key=_time)

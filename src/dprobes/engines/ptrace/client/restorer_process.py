@@ -156,7 +156,7 @@ class _Reader:
                     self.known.note(message)
 
     def await_tracer(self) -> bool:
-        """Wait until the tracer has sent its process id; return False if the stream ends before."""
+        """Wait until the tracer has sent its process id; return False if the stream ends first."""
         while not self.tracer and not self._is_over:
             readable([self._pipe], None)
             self.drain()

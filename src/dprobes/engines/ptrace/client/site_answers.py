@@ -277,7 +277,7 @@ class Answers:
         return [Notice(f"{path}: this file does not match the program", details=text)]
 
     def _is_named(self, mapped: ModuleMapped) -> bool:
-        """Return whether a file is the program's module by its path or name, or is the one that was resolved before."""
+        """Return whether a file has the path or name of the program's module, or is the module resolved first."""
         name = self._program.name
         if matches(name, mapped.path, None):
             return True

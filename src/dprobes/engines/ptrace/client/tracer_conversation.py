@@ -194,7 +194,7 @@ class Conversation:
         self.close()
 
     def close(self) -> None:
-        """Close the pipes, so that the tracer ends, and wait for that."""
+        """Close the pipes, which makes the tracer exit, and wait for its end."""
         self._members.clear()
         self.outbox.close()
         self.await_end()

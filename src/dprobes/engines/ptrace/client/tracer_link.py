@@ -202,10 +202,10 @@ class TracerGuard:
 
 def watch_for_death(pid: int, before: Callable[[], None], after: Callable[[], None], begun: Callable[[], None]) -> bool:
     """
-    Wait for the end of a tracer; if it is killed, call ``before`` while it is held at its exit, and then ``after``.
+    Wait for the end of a tracer, and return True.
 
-    Call ``begun`` when this thread traces the tracer. If the tracer cannot be traced, call ``begun``, too, and return
-    False at once; otherwise return True.
+    If the tracer is killed or exits with an error, call ``before`` while it is held at its exit, and ``after`` when it
+    was resumed. Call ``begun`` as soon as the tracer is traced, or cannot be; in the latter case return False at once.
     """
     try:
         ptrace_calls.seize_for_exit(pid)

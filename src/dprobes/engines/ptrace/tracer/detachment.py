@@ -99,12 +99,11 @@ class Detacher:
 
     def detach_process(self, pid: int, *, halted: bool = False) -> bool:
         """
-        Detach one process without probepoints; all others stay as they are.
+        Remove the breakpoints from one process and detach it; other processes stay traced.
 
         A ``halted`` process receives a SIGSTOP first: none of its threads runs program code before a SIGCONT or a
-        debugger resumes it. Processes that share its memory lose their breakpoints with it; the parent that waits for a
-        vfork child gets them back when that ends. Return False, with nothing changed, if the process has just called
-        execve.
+        debugger resumes it. Processes that share its memory lose their breakpoints, too; a vfork parent gets them back
+        when the child leaves that memory. Return False, with nothing changed, if the process has just called execve.
         """
         if not self._stop(pid):
             return False
@@ -164,7 +163,7 @@ class Detacher:
         """
         Stop every thread, or those of one process, and the children that these threads have just created.
 
-        Return False if the process has called execve: the report of that stays in ``deferred``.
+        Return False if the process has called execve: that stop (PTRACE_EVENT_EXEC) remains in ``deferred``.
         """
         deferred = self._stopper.deferred
         while True:
@@ -412,7 +411,11 @@ class CoreDumps:
         return True
 
     def take(self, tid: int, status: int) -> bool:
-        """Handle a report about a core file: a writer's end, or a stop in a process whose core is being written."""
+        """
+        Handle a wait status if it concerns a core file; return False if it does not.
+
+        It does if it is the end of a writer, or a stop in a process whose core is being written.
+        """
         dump = self._writers.get(tid)
         if dump is not None:
             del self._writers[tid]

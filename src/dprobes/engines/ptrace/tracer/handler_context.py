@@ -577,7 +577,7 @@ class ThreadContext:
         return registers[_CS], registers[_RIP], registers[_SS], registers[_RSP]
 
     def process_name(self) -> bytes:
-        """Return the thread's name in the kernel, without its NUL."""
+        """Return the thread's ``comm`` (/proc/PID/task/TID/comm), without the newline."""
         tid = self._thread.tid
         descriptor = self._names.get(tid)
         if descriptor is not None:

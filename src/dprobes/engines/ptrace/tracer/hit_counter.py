@@ -88,9 +88,9 @@ class HitCounter:
 
     def count_at_once(self, thread: Thread, handled: Sequence[Handled]) -> None:
         """
-        Count hits that wait for no instruction, and record the request of an ``exit`` for the process.
+        Count hits whose instruction need not be awaited, and record the ``exit`` request of a handler.
 
-        If several handlers make such a request, the first one is carried out.
+        The first request wins; a warning reports each other one.
         """
         self.count(thread, handled)
         for each in handled:
@@ -105,7 +105,7 @@ class HitCounter:
             self._connection.send(Warned(text, program=probe.program.number))
 
     def finish(self) -> None:
-        """Send the records that wait for others."""
+        """Send all known records; those of hits that are still pending are not awaited."""
         self.emitter.finish()
 
     # Pending hits
@@ -121,7 +121,11 @@ class HitCounter:
         self._pending[thread.tid] = thread
 
     def resolve(self, thread: Thread, kind: StopKind, number: int) -> None:
-        """Determine the outcome of a pending hit at a stop of its thread, other than one for SIGTRAP."""
+        """
+        Count the thread's pending hit, at a stop other than SIGTRAP, if its instruction has completed or faulted.
+
+        Otherwise the hit stays pending. ``number`` is the signal of a SIGNAL stop.
+        """
         if kind is StopKind.EXITED:
             self.complete(thread)
             return

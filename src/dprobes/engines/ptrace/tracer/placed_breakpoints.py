@@ -46,7 +46,7 @@ ENTRIES_MAX = 1 << 14
 
 class Entry(NamedTuple):
     """
-    The entry of a call: the time, and registers by their index.
+    The entry of a call: ``time`` is CLOCK_MONOTONIC in nanoseconds, ``registers`` are by their index.
 
     A call is identified by its process, its probepoint, and its frame: the address of its return address. No two active
     calls of a function have the same frame, on any stack and any thread, except after tail calls. So the entry of a

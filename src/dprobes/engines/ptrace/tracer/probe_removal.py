@@ -97,9 +97,9 @@ class Remover:
 
     def remove(self, probes: Iterable[Probe], state: ProbeState = ProbeState.REMOVED) -> None:
         """
-        Remove probepoints that were not removed before, and drop pages of code that were changed only for them.
+        Remove probepoints, and drop pages of code that were changed only for them.
 
-        ``state`` is their new state.
+        ``state`` is the new state. Probepoints in the state REMOVED are skipped.
         """
         emptied: dict[AddressSpace, list[int]] = {}
         for probe in probes:

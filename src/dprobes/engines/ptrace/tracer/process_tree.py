@@ -301,7 +301,7 @@ class ProcessTree:
         return tree
 
     def rescope(self) -> set[int]:
-        """Determine again which processes are in no scope; return those that were in one before."""
+        """Determine again which processes are in no scope; return the ids of processes that have left the last one."""
         left = set()
         for thread in self._threads.values():
             was_outside, thread.is_outside = thread.is_outside, not self._is_in_scope(thread.pid)

@@ -63,7 +63,7 @@ class ProtectedPages:
         self.protected.add(page)
 
     def add_gate(self, page: int) -> None:
-        """Protect a page of the tracer's own; raise OSError if the kernel cannot."""
+        """Protect a gate: a page mapped for the tracer, not the program's. Raise OSError if the kernel cannot."""
         self._object.register(page, PAGE_SIZE)
         self._object.protect(page, PAGE_SIZE)
         self._gates.add(page)

@@ -245,9 +245,10 @@ class DebugRegisters:
 
     def take_hits(self, thread: Thread) -> tuple[list[Watchpoint], bool]:
         """
-        Return the watchpoints that a stopped thread has hit since the last call, and whether it hit foreign ones too.
+        Return the watchpoints that a stopped thread has hit since the last call.
 
-        A watchpoint that was removed while its trap was pending is included.
+        A watchpoint that was removed while its trap was pending is included. The second result is True if the thread
+        has also hit a watchpoint that is not the tracer's.
         """
         hit = slots_hit(ptrace_calls.get_debug_register(thread.tid, STATUS))
         if not hit:

@@ -59,7 +59,7 @@ class DisplacedCode(NamedTuple):
     comes_back: bool
 
     def at(self, pc: int) -> CodeCopy | None:
-        """Return the boundary of the instruction that contains the address ``pc``; None outside of the code."""
+        """Return the addresses of the instruction whose copy contains ``pc``; None if ``pc`` is not in the copies."""
         if not self.address <= pc < self.address + len(self.code):
             return None
         return self.boundaries[bisect_right(self.boundaries, pc, key=lambda boundary: boundary.copy) - 1]

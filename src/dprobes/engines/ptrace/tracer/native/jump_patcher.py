@@ -61,7 +61,7 @@ _ATTEMPTS = 18
 
 
 class _Retry(NamedTuple):
-    """A request that is retried at a time of the monotonic clock."""
+    """A request that is retried at ``due``, in seconds of the monotonic clock; ``attempts`` are those made so far."""
 
     message: ShareMemory | PatchSites
     due: float

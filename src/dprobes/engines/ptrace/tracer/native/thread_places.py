@@ -120,10 +120,11 @@ def saved_parts(
     space: AddressSpace, tid: int, mappings: Sequence[Mapping], pointers: Iterable[int], limit: int = _SAVED_MAX
 ) -> Iterator[bytes] | None:
     """
-    Return all memory that the program may have written to, in parts; None if that is more than ``limit`` bytes.
+    Return all memory that the program may have written to, in parts.
 
-    The engine's own memory is omitted, and the memory below the stack ``pointers`` of threads. Raise OSError if memory
-    cannot be read.
+    Return None if that is more than ``limit`` bytes, or if the writable mappings are too many or too large. Omitted are
+    the engine's own memory, and memory below the red zones of the stack ``pointers``. The iteration raises OSError if
+    memory cannot be read.
     """
     ours = space.patches.ranges()
     tops = {stack.start: pointer for pointer in pointers if (stack := _mapping_of(mappings, pointer)) is not None}
