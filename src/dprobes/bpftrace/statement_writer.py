@@ -299,7 +299,7 @@ class StatementWriter:
         otherwise: Sequence[script_tree.Statement],
         rest: Sequence[script_tree.Statement],
     ) -> list[str]:
-        """Return an ``if`` with all following statements in both branches; in each, a variable is one string."""
+        """Return an ``if`` with the statements after it, ``rest``, in both branches: a variable is one string there."""
         lines = [f"if ({self._values.number(condition)}) {{"]
         self._ways *= 2
         if self._ways > _WAYS_MAX:

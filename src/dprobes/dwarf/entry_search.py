@@ -368,8 +368,8 @@ def entries_named(
     Iterate over the entries with one of the ``tags`` whose own name is ``name``, outside of functions.
 
     Each file is searched separately: the entries that it shares with others are in its ``alternate``. Without
-    ``declarations`` most entries that only declare something are left out, without ``c_declarations`` those of C: in
-    C++ a declaration may be the only entry with the name of a definition.
+    ``declarations`` most entries that only declare something are left out, without ``c_declarations`` only those of C.
+    In C++ a declaration may be the only entry with the name of a definition.
     """
     found = found_named(file, name, tags, declarations=declarations, c_declarations=c_declarations)
     return (each.entry for each in found)

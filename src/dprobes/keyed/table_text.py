@@ -376,8 +376,8 @@ class KeyedTable:
     A snapshot of a table: a mapping from keys, which are tuples of key fields, to values.
 
     ``lost`` counts the values whose keys had no room. A key field is a number, a string, or a tuple of the frames of a
-    stack. The value is the number that ``push table`` yields, or, for a table that stores these, a string or the frames
-    of a stack; ``details`` returns all fields of a key's value.
+    stack. The value is the number that ``push table`` yields; in a table of strings or stacks, it is a string or a
+    tuple of frames. ``details`` returns all fields of a key's value.
     """
 
     def __init__(self, contents: TableContents, names: Names = NO_NAMES) -> None:

@@ -451,8 +451,8 @@ def give_large_blocks_back() -> None:
 
     Each insertion reads the file of its module, and frees the contents if an equal file is held already (``inserter``).
     The GNU C library would keep such a block for reuse: after the first one is freed, it allocates blocks of that size,
-    up to 32 MiB, from the arena of the thread, of which there are eight for each processor (mallopt(3),
-    M_MMAP_THRESHOLD). Other C libraries do not do that, and have no ``mallopt``.
+    up to 32 MiB, from the thread's arena (mallopt(3), M_MMAP_THRESHOLD). There are eight arenas for each processor.
+    Other C libraries do not do that, and have no ``mallopt``.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

@@ -279,7 +279,7 @@ def run_directives(
 
 @dataclass(slots=True)
 class _Group:
-    """The state of one #if … #endif."""
+    """The state of one #if … #endif, which begins at ``place``; with ``active``, the present branch is compiled."""
 
     place: Span
     name: str

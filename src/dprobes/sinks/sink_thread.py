@@ -376,7 +376,7 @@ TargetKey = tuple[str, str | None]
 def close_all(
     targets: Sequence[LogTarget], limit: float | None = None, on_wait: Callable[[TargetStatus], None] | None = None
 ) -> list[TargetStatus]:
-    """Close targets concurrently, like ``LogTargets.close``."""
+    """Close targets concurrently, within ``limit`` seconds, and return their final states (``LogTargets.close``)."""
     for target in targets:
         target.finish()
     until = None if limit is None else time.monotonic() + limit

@@ -71,7 +71,7 @@ class ProcessImage:
             insort(self._starts, mapping.start)
 
     def copy(self, pid: int, since: int) -> ProcessImage:
-        """Return the image of a forked child."""
+        """Return the image of a forked child that began at ``since``."""
         return ProcessImage(pid, since, self.mappings, self.name)
 
 
@@ -119,25 +119,25 @@ class ProcessImages:
         self._index: _Index | None = None
 
     def began(self, pid: int, since: int, mappings: Sequence[Mapping] = (), name: str = "") -> None:
-        """Add the image of a process from a time on, with its name."""
+        """Add the image that a process has from the time ``since`` on, with its name."""
         self._enter(ProcessImage(pid, since, mappings, name))
 
     def mapped(self, pid: int, when: int, mapping: Mapping) -> None:
-        """Add a mapping to a known process."""
+        """Add a mapping to the image that a process has at ``when``; ignore it if the process is unknown."""
         with self._lock:
             if (image := self._at(pid, when)) is not None:
                 image.add(mapping)
                 self._index = None
 
     def forked(self, pid: int, parent: int, when: int) -> None:
-        """Add a process that is a copy of a known one."""
+        """Add a process that is a copy, made at ``when``, of ``parent``; ignore it if the parent is unknown."""
         with self._lock:
             image = self._at(parent, when)
         if image is not None:
             self._enter(image.copy(pid, when))
 
     def at(self, pid: int, when: int | None) -> ProcessImage | None:
-        """Return the image of a process at a time, the last one for None; None if it is unknown."""
+        """Return the image of a process at the time ``when`` (None: the last one); None if it is unknown."""
         with self._lock:
             return self._at(pid, when)
 

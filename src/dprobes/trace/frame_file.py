@@ -34,7 +34,7 @@ _PIECE = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Sound:
-    """The intact part of a trace file: its size in bytes, and the file's part number in its trace."""
+    """The intact part of a trace file: ``end`` is its size in bytes, ``part`` the file's part number in its trace."""
 
     end: int
     part: int
@@ -44,8 +44,8 @@ def sound_part(file: int, name: str) -> Sound:
     """
     Return the intact part of a trace file; the rest is a torn end.
 
-    A torn end is the beginning of a frame, which a killed writer leaves, or the result of a power failure: zeros, or a
-    last frame with a wrong check sum. Raise ``SinkError`` for any other contents, so that valuable data is not lost.
+    A torn end is the beginning of a frame, which a killed writer leaves. Or it is the result of a power failure: zeros,
+    or a last frame with a wrong check sum. Raise ``SinkError`` for any other contents, which may be valuable data.
     """
     frames = FrameSplitter()
     part = at = 0

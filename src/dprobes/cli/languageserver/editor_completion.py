@@ -149,7 +149,7 @@ class CompletionKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A completion, which replaces the text from ``start`` on."""
+    """A completion, which replaces the text from the character offset ``start`` to the cursor."""
 
     text: str
     kind: CompletionKind

@@ -24,7 +24,7 @@ _TYPE = r"(?:static|global|percpu|thread|extern|typedef|struct|union|enum|const|
 
 
 class Definition(NamedTuple):
-    """The start and end offsets of a definition in a source text."""
+    """A definition in a source text: the characters from ``start`` to ``end`` (excluded)."""
 
     start: int
     end: int

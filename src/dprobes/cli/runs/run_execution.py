@@ -341,7 +341,7 @@ class _LineFace(run_steps.Face[int]):
 
     @property
     def _json(self) -> tuple[bool, bool]:
-        """Two flags: tables are JSON; they go to standard error because records occupy standard output."""
+        """Two flags: tables are JSON; tables go to standard error, because records occupy standard output."""
         as_json = self._given.format_name == "json"
         return as_json, not as_json and _is_for_programs(self._given)
 

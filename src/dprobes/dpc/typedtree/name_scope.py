@@ -131,8 +131,9 @@ class Surroundings(NamedTuple):
     call, which has named fields; ``is_usdt`` means a USDT probe, which has its own arguments. ``watched`` is the
     watched object of a watchpoint, and ``line`` the source line of the probe. ``allow_write`` allows assignments to the
     target. In a function of the program (``is_function``) and in a block of the tool (``is_tool``), there is no hit.
-    ``names`` are the names of the place in ``module``, which is empty if it is not known; ``given`` has the types of
-    the place's own fields or arguments; ``kernel`` is set if a hit may be in the kernel. With ``is_entry_known``, the
+    ``names`` are the names of the place in ``module``, which is empty if it is not known. ``given`` has the types of
+    the fields of a tracepoint, or of the arguments of a USDT probe. ``kernel`` is set if a hit may be in the kernel.
+    With ``is_entry_known``, the
     probe's condition guarantees that the entry of the call was seen.
     """
 

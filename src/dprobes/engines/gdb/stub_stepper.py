@@ -231,7 +231,7 @@ class Stepper:
             self._emulator = EffectEmulator(target, architecture, names)
 
     def breakpoint_of(self, reply: Stopped, registers: Registers, known: Container[int]) -> int | None:
-        """Return the breakpoint that a thread has reached, None if it stopped for another reason; correct its pc."""
+        """Return which of the breakpoints ``known`` a thread has reached, and correct its pc; None for another stop."""
         if reply.signal != SIGTRAP:
             return None
         pc = registers[self.processor.pc]

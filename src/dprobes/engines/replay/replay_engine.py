@@ -138,7 +138,7 @@ class ReplayEngine(engine_interface.Engine):
 
 
 class ReplaySession(engine_interface.Attachment):
-    """Run through a recording."""
+    """Attachment that runs the handlers on the hits of a recording."""
 
     probes: Sequence[Probepoint] = ()
     left_out: Sequence[LeftOutProbe] = ()

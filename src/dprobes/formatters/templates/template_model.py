@@ -141,8 +141,9 @@ class Width:
     """
     The width of a printed value: a minimum number of characters, padded on the left with blanks.
 
-    The other flags are C's: ``plus`` is the prefix of a signed number that is not negative, ``+`` or a blank; with
-    ``has_prefix`` hexadecimal numbers have a ``0x`` and octal ones a ``0``; ``in_capitals`` is set for ``%X``.
+    With ``to_left`` it is padded on the right, ``with_zeros`` with zeros. ``plus`` is the prefix of a signed number
+    that is not negative, ``+`` or a blank. With ``has_prefix`` hexadecimal numbers have a ``0x`` and octal ones a
+    ``0``. ``in_capitals`` is set for ``%X``.
     """
 
     columns: int = 0

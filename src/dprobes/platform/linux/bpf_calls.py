@@ -243,8 +243,8 @@ def load_program(
     """
     Load a program and return its descriptor.
 
-    The verifier writes to the buffer ``log`` if there is one, ending with a zero. Raise OSError with
-    ENOSPC if it is too small.
+    The verifier writes to the buffer ``log`` if there is one, ending with a zero, in the detail of ``level``. Raise
+    OSError with the kernel's error; ENOSPC means that the buffer is too small.
     """
     return issue(_load_request(program, log, level))
 

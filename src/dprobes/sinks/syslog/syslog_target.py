@@ -213,7 +213,12 @@ _FILES = ("ca", "cert", "key")
 
 @dataclass(frozen=True, slots=True)
 class SyslogAddress:
-    """The argument of a log target, parsed; ``url`` is used in messages."""
+    """
+    The argument of a log target, parsed; ``url`` is used in messages.
+
+    ``transport`` is ``unix``, ``udp``, ``tcp`` or ``tls``. ``form`` is the number of the RFC that defines the format of
+    messages, and ``limit`` their maximum size in bytes. ``files`` are the paths of ``ca``, ``cert`` and ``key``.
+    """
 
     url: str
     transport: str

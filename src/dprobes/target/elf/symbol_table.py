@@ -31,8 +31,8 @@ class FunctionDescriptors(NamedTuple):
     The function descriptors of a file: the section's bytes, which are at a link address.
 
     In the older calling convention of 64-bit PowerPC (ELFv1) the symbol of a function, and the entry of a program, are
-    the address of three words: the address of the code, that of the function's table of addresses (TOC), and one for
-    other languages. Source: 64-bit PowerPC ELF ABI Supplement 1.9, section 3.2.5.
+    the address of a function descriptor. It has three words: the address of the code, that of the table of contents
+    (TOC), and the environment pointer of other languages. Source: 64-bit PowerPC ELF ABI Supplement 1.9, section 3.2.5.
     """
 
     address: int

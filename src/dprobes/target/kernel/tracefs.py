@@ -1,8 +1,8 @@
 """
 The files of tracefs: formats of tracepoints, and definitions of kprobe events.
 
-Where tracefs is not mounted, it is mounted for this process alone, by file descriptors without a place in the file tree
-(``fsopen``, ``fsmount``): the kernel unmounts it when they are closed.
+Where tracefs is not mounted, it is mounted for this process alone, by file descriptors without a mount point
+(``fsopen``, ``fsmount``). The kernel unmounts it when they are closed.
 """
 
 from __future__ import annotations

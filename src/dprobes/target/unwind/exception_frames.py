@@ -244,7 +244,7 @@ class FrameAddress(NamedTuple):
 
 
 class Row(NamedTuple):
-    """The rules that apply from an address on."""
+    """The unwind rules of the code from the address ``start`` to the next row."""
 
     start: int
     frame: FrameAddress

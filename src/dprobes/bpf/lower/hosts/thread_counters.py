@@ -44,7 +44,7 @@ _KEY, _SINCE, _TOTAL, _READING = 0, 8, 16, 24
 def write_counter(
     host: Identities, asm: Assembler, counters: CounterLayout, number: int, room: tuple[Register, int], unread: Label
 ) -> None:
-    """Load a counter to R0 (``Host.counter``)."""
+    """Load a counter to R0; arguments and clobbered registers are those of ``Host.counter``."""
     if number in counters.members:
         _add_members(host, asm, counters.members[number], room, unread)
     else:
@@ -54,7 +54,7 @@ def write_counter(
 def _add_members(
     host: Identities, asm: Assembler, members: tuple[int, ...], room: tuple[Register, int], unread: Label
 ) -> None:
-    """Load the sum of members of the thread's ``task_struct``, each 64 bits, to R0."""
+    """Load the sum of members of the thread's ``task_struct``, each 64 bits, to R0. Clobbers R1-R5."""
     base, total = room[0], room[1] + _TOTAL
     asm.store(base, total, 0)
     for offset in members:
@@ -68,7 +68,7 @@ def _add_members(
 def _read_cell(
     host: Identities, asm: Assembler, counters: CounterLayout, number: int, room: tuple[Register, int], unread: Label
 ) -> None:
-    """Load a counter that CPUs count to R0."""
+    """Load a counter that CPUs count to R0; clobbers R1-R5."""
     cell, has_event = counters.cells.index(number), counters.has_event(number)
     base, key, since, total, reading = room[0], *(room[1] + word for word in (_KEY, _SINCE, _TOTAL, _READING))
     known, done = asm.label(), asm.label()

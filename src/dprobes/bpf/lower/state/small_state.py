@@ -90,7 +90,7 @@ def _is_plain(table: Table | None) -> bool:
 
 
 class _Span(NamedTuple):
-    """A range of bytes of the state."""
+    """The bytes of the state from ``start`` to ``end`` (excluded)."""
 
     start: int
     end: int

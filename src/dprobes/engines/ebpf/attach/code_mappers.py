@@ -114,8 +114,8 @@ def _maps_of(pid: int, limit: int | None) -> tuple[int, str]:
     """
     Return the id of a living thread and the contents of its ``maps`` file.
 
-    The contents are empty if the process has ended or is not accessible. The ``maps`` file of a first thread that has
-    ended is empty, so another thread's is read.
+    The contents are empty if the process has ended or is not accessible. ``limit`` is as in ``read_maps``. The ``maps``
+    file of a first thread that has ended is empty, so another thread's is read.
     """
     thread, text = pid, ""
     with contextlib.suppress(TargetError):

@@ -410,7 +410,7 @@ def _load_thread(asm: Assembler) -> None:
 
 
 def _forget(asm: Assembler, known: Known) -> None:
-    """Delete the data about the thread whose id is in R0, and about the process with that id."""
+    """Delete the data about the thread, and the process, with the id in R0 from the maps ``known``. Clobbers R0-R5."""
     asm.store(R10, _KEY, R0)
     for name in (MapName.ENDING, MapName.THREAD_VARIABLES, MapName.SPACES):
         if name in known:

@@ -86,7 +86,7 @@ class OverloadWatch:
         return _Stock(hits, load.column(ProbeLoad.FOREIGN), load.column(ProbeLoad.TIME))
 
     def _loads(self, before: _Stock, after: _Stock) -> Iterator[Load]:
-        """Iterate over the loads between two moments of probepoints with hits or a thinned handler."""
+        """Iterate over the loads, from ``before`` to ``after``, of probepoints with hits or a thinned handler."""
         for number, hits_now in after.hits.items():
             entries = self._installed.entries_of(number)
             hits = hits_now - before.hits.get(number, 0)

@@ -104,7 +104,7 @@ class MapleTree:
         return self._root & _INTERNAL_MASK == _INTERNAL and self._root > _RESERVED_MAX
 
     def _slots(self, pointer: int, limit: int) -> Iterator[tuple[int, int]]:
-        """Iterate over the slots of a node, each with the last index that it is for."""
+        """Iterate over the slots of a maple tree node, each with its last index; the last index of all is ``limit``."""
         kind = pointer >> _TYPE_SHIFT & _TYPE_MASK
         if kind not in (_LEAF, _RANGE, _ALLOCATION_RANGE):
             raise TargetError(f"a maple tree has a node of type {kind} at {pointer:#x}")
@@ -285,7 +285,7 @@ class AddressSpace(NamedTuple):
 
 
 class MappedFile(NamedTuple):
-    """A mapping of a file in an address space: addresses ``start`` to ``end`` map the file from ``offset`` on."""
+    """A mapping of a file in an address space: ``start`` to ``end`` (excluded) map the file from ``offset`` on."""
 
     space: int
     start: int

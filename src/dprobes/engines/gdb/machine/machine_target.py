@@ -68,7 +68,7 @@ class Translation(NamedTuple):
 
 
 class Region(NamedTuple):
-    """A range of linear addresses with the same access rights."""
+    """The linear addresses from ``start`` to ``end`` (excluded), which have the same access rights."""
 
     start: int
     end: int

@@ -49,7 +49,7 @@ _TRAPS = frozenset({1, 2, 3, 4, 18})
 
 
 def fault_entries(read: Callable[[int, int], bytes], table: int, limit: int) -> frozenset[int]:
-    """Return the addresses of the handlers of faults in the IDT at ``table``; ``read`` reads memory."""
+    """Return the addresses of the handlers of faults in the IDT (base ``table``, ``limit``); ``read`` reads memory."""
     count = min(_EXCEPTIONS, (limit + 1) // _GATE.size)
     data = read(table, count * _GATE.size)
     found = set()
@@ -150,7 +150,7 @@ _FORMATS = {1: "b", 2: "h", 4: "w"}
 
 
 class Segment(NamedTuple):
-    """A segment register."""
+    """A segment register: selector, base address, limit (the last valid offset), and flags as QEMU prints them."""
 
     selector: int
     base: int

@@ -119,10 +119,10 @@ class MachineStepper(Stepper):
 
     def breakpoint_of(self, reply: Stopped, registers: Registers, known: Container[int]) -> int | None:
         """
-        Return the breakpoint that a processor has reached; its program counter may be relative to a segment's base.
+        Return which of the breakpoints ``known`` a processor has reached; None if it stopped for another reason.
 
-        Try the last base first and query the monitor only if no breakpoint is there: a query takes longer than all
-        other steps.
+        The program counter may be relative to a segment's base. Try the last base first and query the monitor only if
+        no breakpoint is there: a query takes longer than all other steps.
         """
         if reply.signal != SIGTRAP:
             return None

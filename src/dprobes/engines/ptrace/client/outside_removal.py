@@ -301,7 +301,7 @@ def _rest_of(memory: NativeMemory, shared: Collection[int]) -> NativeMemory | No
 
 
 def _unmap(pid: int, patches: Patches, begun: FilesShared | None) -> bool | None:
-    """Unmap the memory; return False if a later attempt may succeed, None if none can."""
+    """Unmap the memory; return True if it is gone, False if a later attempt may succeed, None if none can."""
     present = _present(pid, patches, begun)
     if present is None:
         return True

@@ -364,7 +364,12 @@ def _dump_notice(dumped: Dumped) -> Notice:
 
 
 def death_notices(status: int, restored: int, cleared: int, left: int) -> list[Notice]:
-    """Return the notices about the cleanup after the tracer ended with a status; see ``CrashRestorer``."""
+    """
+    Return the notices about the cleanup after the tracer has ended.
+
+    ``status`` is its exit status, or the negative number of a signal. ``restored`` is a number of breakpoints;
+    ``cleared`` and ``left`` are the numbers of threads whose debug registers were cleared, and could not be.
+    """
     how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
     notices = [
         Notice(

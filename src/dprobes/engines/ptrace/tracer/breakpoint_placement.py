@@ -407,7 +407,7 @@ def write_unwritten(space: AddressSpace, but: Collection[int] = ()) -> None:
 
 
 def why_not(found: bytes) -> ProbeState:
-    """Return the state of a probepoint where memory differs from the file."""
+    """Return CONFLICT if the bytes ``found`` in memory begin with another tool's breakpoint; else MISMATCH."""
     return ProbeState.CONFLICT if found[:1] == INT3 else ProbeState.MISMATCH
 
 

@@ -223,7 +223,11 @@ def _returned(thread: Thread, address: int, top: int, slack: int) -> list[Pendin
 
 
 def _is_returned_to(before: bytes, data: bytes, word_size: int) -> bool:
-    """Return whether the code at an address is returned to: after a call, or at the end of signal handlers."""
+    """
+    Return whether code can be a return address: it follows a call, or is executed after signal handlers.
+
+    ``before`` are the bytes before the address, ``data`` those from there on.
+    """
     from iced_x86 import Decoder, FlowControl
 
     if data.startswith(_SIGNAL_RETURNS):

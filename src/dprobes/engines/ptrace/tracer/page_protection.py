@@ -6,7 +6,7 @@ the only descriptor: when that is closed, for example because the tracer was kil
 and wakes all waiting threads. So no other process may have a copy.
 
 The kernel can protect anonymous and shared memory only (fs/userfaultfd.c). A page of a file that is mapped private,
-such as a program's initialized variables, is replaced by anonymous memory with the same content: a copy is made
+such as a program's initialized variables, is replaced by anonymous memory with the same content. The copy is made
 elsewhere and moved to its place by one mremap(2), while all threads are stopped.
 """
 

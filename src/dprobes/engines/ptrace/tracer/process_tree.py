@@ -54,8 +54,8 @@ class Identities:
     """
     Reporter of the names and user ids of threads, through ``send``.
 
-    The client reads them itself from /proc, with two exceptions: a new process may soon call execve, and the /proc
-    entry of a thread that has ended exists only until the tracer waits for the thread.
+    The client reads them itself from /proc, with two exceptions. A new process may soon call execve. The /proc entry of
+    a thread that has ended exists only until the tracer waits for the thread.
     """
 
     def __init__(self, send: Callable[[object], None]) -> None:
