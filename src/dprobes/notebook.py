@@ -201,7 +201,7 @@ def load_ipython_extension(ipython: Any) -> None:
     """Register the magic ``%%dprobes`` with IPython."""
 
     def dprobes(line: str, cell: str) -> Recording | None:
-        """Run the program in this cell with the options of ``dprobes run`` in its first line."""
+        """Run the program in this cell with the options of ``dprobes run`` in its first line; None after an error."""
         try:
             return record(cell, shlex.split(line))
         except RunError as error:

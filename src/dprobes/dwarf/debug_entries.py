@@ -288,12 +288,20 @@ class Entry:
         return self.shape.has(attribute)
 
     def number(self, attribute: int) -> int | None:
-        """Return a constant; the forms ``data1`` to ``data8``, which do not state a sign, are read as unsigned."""
+        """
+        Return a constant; None if the attribute is missing or of another class.
+
+        The forms ``data1`` to ``data8``, which do not state a sign, are read as unsigned.
+        """
         form, value = self.attributes.get(attribute, (0, 0))
         return value if form in CONSTANTS and isinstance(value, int) else None
 
     def signed(self, attribute: int) -> int | None:
-        """Return a constant; the forms ``data1`` to ``data8`` are read as signed numbers of their size."""
+        """
+        Return a constant; None if the attribute is missing or of another class.
+
+        The forms ``data1`` to ``data8`` are read as signed numbers of their size.
+        """
         form, value = self.attributes.get(attribute, (0, 0))
         if form not in CONSTANTS or not isinstance(value, int):
             return None
@@ -308,23 +316,27 @@ class Entry:
         return form == Form.FLAG_PRESENT or (form == Form.FLAG and value != 0)
 
     def block(self, attribute: int) -> bytes | None:
-        """Return a DWARF expression or another block of bytes."""
+        """Return a DWARF expression or another block of bytes; None if the attribute is missing or of another class."""
         value = self.attributes.get(attribute, (0, 0))[1]
         return value if isinstance(value, bytes) else None
 
     def offset_in_section(self, attribute: int) -> int | None:
-        """Return an offset in another section; before DWARF 4 it is a constant of 4 or 8 bytes."""
+        """
+        Return an offset in another section; None if the attribute is missing or of another class.
+
+        Before DWARF 4 the offset is a constant of 4 or 8 bytes.
+        """
         form, value = self.attributes.get(attribute, (0, 0))
         is_old = self.unit.sizes.version < 4 and form in (Form.DATA4, Form.DATA8)
         return value if (form == Form.SEC_OFFSET or is_old) and isinstance(value, int) else None
 
     def index_in_lists(self, attribute: int) -> int | None:
-        """Return the index of one of the unit's lists of ranges or locations."""
+        """Return the index of one of the unit's lists of ranges or locations; None for another form."""
         form, value = self.attributes.get(attribute, (0, 0))
         return value if form in (Form.RNGLISTX, Form.LOCLISTX) and isinstance(value, int) else None
 
     def text(self, attribute: int) -> str | None:
-        """Return a string attribute, from the entry or from a section of strings."""
+        """Return a string, from the entry or a section of strings; None if the attribute is missing or no string."""
         form, value = self.attributes.get(attribute, (0, 0))
         if isinstance(value, str):
             return value
@@ -343,7 +355,7 @@ class Entry:
         return None
 
     def address(self, attribute: int) -> int | None:
-        """Return a link address."""
+        """Return a link address; None if the attribute is missing or of another class."""
         form, value = self.attributes.get(attribute, (0, 0))
         if not isinstance(value, int):
             return None
@@ -352,7 +364,7 @@ class Entry:
         return self.unit.file.indexed_address(self.unit, value) if form in INDEXED_ADDRESSES else None
 
     def reference(self, attribute: int) -> Entry | None:
-        """Return the entry that an attribute refers to."""
+        """Return the entry that an attribute refers to; None if the attribute is missing or no reference."""
         form, value = self.attributes.get(attribute, (0, 0))
         if not isinstance(value, int) or not form:
             return None

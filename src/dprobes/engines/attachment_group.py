@@ -313,7 +313,7 @@ class AttachmentGroup:
                 yield event
 
     def _status_of_command(self) -> int | None:
-        """Wait for the end of the command, unless the run is stopped before, and return its wait status."""
+        """Wait until the command ends or the run is stopped; return the wait status, None before the end."""
         command = self._command
         assert command is not None, "only one that is there is asked"
         while not self._is_stopping and command.has_begun and command.exit_status is None:

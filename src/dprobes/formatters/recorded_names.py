@@ -92,7 +92,7 @@ class RecordedNames:
                     found[id(located)] = located
 
     def _code_at(self, address: int, record: LogRecord, place: Place, *, is_return: bool) -> LocatedCode | None:
-        """Return the location of an address; for a return address that of the call before it, if there is one."""
+        """Return the location of an address, or of the call before a return address; None if it is unknown."""
         located = self._symboliser.located(address - is_return, record, place)
         if is_return and (located is None or located.function is None):
             return self._symboliser.located(address, record, place)

@@ -194,7 +194,7 @@ class Includes:
 
     @property
     def place(self) -> Span | None:
-        """The directive that included the current file."""
+        """The directive that included the current file; None in the first file."""
         return self._open[-1][1] if self._open else None
 
     def find(self, arguments: list[Token], current: SourceFile) -> SourceFile | None:

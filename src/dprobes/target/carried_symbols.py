@@ -169,19 +169,19 @@ class NeededSymbols(SymbolTable):
         return (*first, *others)
 
     def lookup(self, name: str) -> list[Symbol]:
-        """Return the result of the table, and record it."""
+        """Return the symbols with a name, and record their use."""
         found = super().lookup(name)
         self._need(found)
         return found
 
     def covering(self, link_address: int) -> Symbol | None:
-        """Return the result of the table, and record it."""
+        """Return the symbol that covers a link address, and record its use; None if there is none."""
         found = super().covering(link_address)
         self._need([found] if found is not None else self.preceding(link_address))
         return found
 
     def starting(self, start: int, end: int) -> list[Symbol]:
-        """Return the result of the table, and record it."""
+        """Return the symbols that begin in a range, and record their use."""
         found = super().starting(start, end)
         self._need(found)
         return found

@@ -135,7 +135,7 @@ def function_at(
     inlining: InliningFinder | None = None,
 ) -> LocatedFunction | None:
     """
-    Return the function at an offset of a module's file; one of unknown size ends after that offset.
+    Return the function at an offset of a module's file, None without one; one of unknown size ends after the offset.
 
     ``name_of`` demangles a symbol's name.
     """

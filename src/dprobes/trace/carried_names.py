@@ -207,7 +207,7 @@ class _Ranges(Generic[_Row]):
             self._starts.clear()
 
     def covering(self, number: int) -> _Row | None:
-        """Return the row that covers a number; if several do, the one that starts last."""
+        """Return the row that covers a number, the one that starts last if several do; None if there is none."""
         if not self._starts:
             self._starts = sorted(self._rows)
             self._reach = list(accumulate((self._rows[start][0] for start in self._starts), max))

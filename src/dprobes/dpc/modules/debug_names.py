@@ -90,7 +90,7 @@ class ModuleNames:
         return self._meant(plain, scope.groups(plain, _NAMED, c_declarations=has_symbol))
 
     def find_near(self, name: str) -> ModuleVariable | None:
-        """Return a variable or enumerator as ``find`` does, from the blocks and source files of the scope only."""
+        """Return a variable or enumerator as ``find`` does, but only from the scope's blocks and files, or None."""
         return self._meant(name, self._scope.near_groups(name, _NAMED))
 
     def member_of(self, scattered: Scattered, member: Member) -> typed_values.Value | Scattered:

@@ -495,7 +495,11 @@ class KernelNames:
 
     @cached_property
     def _debug(self) -> LateNames | None:
-        """The names of debug information; for a numeric place, whose section is not known, the names of the module."""
+        """
+        The names of debug information at the place; None without debug information.
+
+        For a numeric place, whose section is not known, they are the names of the module.
+        """
         debug = self._module.debug
         if debug is None:
             return None

@@ -51,7 +51,11 @@ class ProbedModules:
 
     @property
     def first(self) -> ProbedModule | None:
-        """The module whose types a program may name: the first probed one, or the kernel for samplers of all code."""
+        """
+        The module whose types a program may name: the first probed one, or the kernel for samplers of all code.
+
+        It is None if the program probes no module.
+        """
         return self._of(self.names[0] or KERNEL) if self.names else None
 
     @property

@@ -287,7 +287,7 @@ class NameTyper:
         return self._values.wrong(name.span, f"'{plain}' is not defined", hint)
 
     def _argument_hint(self, name: str) -> str | None:
-        """Return a hint for an argument whose number is too high: the place of the argument."""
+        """Return a hint for an argument whose number is too high: its place in memory; None for another name."""
         match = re.fullmatch(r"arg([0-9]{1,2})", name)
         if match is None or not self._where.has_hit or self._where.is_traced:
             return None

@@ -230,7 +230,7 @@ class PrintTyper:
         return type_ == self._values.types.word
 
     def _string_there(self, expression: syntax_tree.Expression, type_: CType, letter: str) -> str | None:
-        """Return a hint for a number that may be the address of a string, such as a tracepoint's field."""
+        """Return a hint if ``%s`` prints a number that may be the address of a string; None for any other value."""
         if not isinstance(expression, syntax_tree.Name | syntax_tree.MemberAccess):
             return None
         if not isinstance(type_, Integer) or type_.size != self._values.types.word_size:

@@ -244,7 +244,7 @@ class ProgramTyper:
         *,
         is_first: bool,
     ) -> TypedProbe | None:
-        """Return a probe with its types at a point; errors that several points share are reported once."""
+        """Return a probe with its types at a point, None after an error; report an error of several points once."""
         if is_first:
             return self._probe_or_error(probe, point, names, given)
         known, self._diagnostics = self._diagnostics, Diagnostics()
@@ -258,7 +258,11 @@ class ProgramTyper:
     def _probe_or_error(
         self, probe: syntax_tree.Probe, point: syntax_tree.Point, names: PlaceNames | None, given: GivenTypes | None
     ) -> TypedProbe | None:
-        """Return a probe with its types at a point; report malformed debug information at the point."""
+        """
+        Return a probe with its types at a point; None after an error.
+
+        Malformed debug information is reported at the point.
+        """
         try:
             return self._probe(probe, point, names, given)
         except TargetError as error:

@@ -347,7 +347,7 @@ class Tables:
 
 
 def _hint_about(one: KeyedTable, other: KeyedTable) -> str | None:
-    """Return a hint for two uses of a table with different kinds of strings or call stacks in one place."""
+    """Return a hint for uses of a table with different kinds of strings or stacks in one place; None for others."""
     if len(one.keys) != len(other.keys):
         return None
     for place in zip((one.value, *one.keys), (other.value, *other.keys), strict=True):

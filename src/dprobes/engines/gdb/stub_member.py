@@ -191,7 +191,7 @@ class StubMember(ABC):
         """Select the thread that handlers refer to."""
 
     def _caller(self, thread: ThreadId | None, at: int) -> ThreadId | None:  # noqa: ARG002 - for machines
-        """Return the thread that calls or returns at an address."""
+        """Return the thread that calls or returns at an address; None if the stub has no thread ids."""
         return thread
 
     def returned_calls(self, at: int, thread: ThreadId | None, registers: Registers) -> list[PendingCall]:
@@ -221,7 +221,7 @@ class StubMember(ABC):
 
     @abstractmethod
     def hand_over(self, at: int, where: str, registers: Registers) -> DebuggerRelay | None:
-        """Remove all breakpoints and leave the target stopped; return a relay for the debugger of a process."""
+        """Remove all breakpoints and leave the target stopped; return a relay for the debugger, None for a machine."""
 
     @abstractmethod
     def write_core(self, at: int, registers: Registers) -> None:

@@ -78,7 +78,11 @@ class ProcessImage:
     """True if a function's address is that of a descriptor (64-bit PowerPC), whose first word is the code's address."""
 
     def code_of(self, target: StubTarget, function: int) -> int | None:
-        """Return the address of a function's code; add the load bias if the linker has not relocated the descriptor."""
+        """
+        Return the address of a function's code; None if its descriptor cannot be read.
+
+        The load bias is added if the linker has not relocated the descriptor.
+        """
         if not self.has_descriptors:
             return function
         code = target.word(function, self.word_size)

@@ -305,7 +305,7 @@ class CodeWriter:
         )
 
     def prepare(self, site: int) -> str | None:
-        """Place the routines near an instruction, unless they are placed; return the reason if that is impossible."""
+        """Place the routines near an instruction, unless they are placed; return the reason of a failure or None."""
         if self._runtime is not None:
             return None
         facts, rings, tables = self._facts, self._rings, self._tables

@@ -108,7 +108,7 @@ class InlineHandlers:
 
     @property
     def plan(self) -> StatePlan | None:
-        """The layout of the state, for other programs."""
+        """The layout of the state, for other programs; None without a state."""
         return None if self.state is None else self.state.plan
 
     def join(self, rank: int, neighbours: Callable[[], Iterable[object]]) -> None:
@@ -124,7 +124,7 @@ class InlineHandlers:
     def placed(
         self, program: int, pid: int, probes: Sequence[int], answers: Answers
     ) -> ShareMemory | PatchSites | None:
-        """Handle breakpoints placed in a process; return the request to the tracer."""
+        """Handle breakpoints placed in a process; return the next request to the tracer, None if there is none."""
         wanted = self.native_probes(probes, answers)
         if not wanted:
             return None
@@ -234,7 +234,7 @@ class InlineHandlers:
         return ShareMemory(program, pid, region.descriptor, region.size, self._calls, *self._borrowed.parts)
 
     def _plan(self, memory: MemoryShared, wanted: set[int], answers: Answers) -> PatchSites | None:
-        """Return the code and the jumps for probepoints in a process."""
+        """Return the request for the code and the jumps of probepoints; None if the process cannot be inspected."""
         try:
             mappings = mappings_of(memory.pid)
         except DprobesError as error:

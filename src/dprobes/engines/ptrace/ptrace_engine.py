@@ -263,7 +263,7 @@ class PtraceSession:
         return False
 
     def end_command(self) -> int | None:
-        """Send SIGTERM to the command; return as ``Attachment.end_command`` does."""
+        """Send SIGTERM to the command, and return its wait status; None as for ``Attachment.end_command``."""
         return None if self._conversation is None else self._conversation.end_command()
 
     def poll(self) -> Iterator[Event]:

@@ -186,7 +186,7 @@ class _Search:
         return any(start <= address < end for start, end in self.ranges)
 
     def _follow(self, instruction: Instruction, offset: int, raw: bytes) -> tuple[int, int] | None:
-        """Record a jump that may leave the function, or return the range of the separate part that it leads to."""
+        """Record a jump that may leave the function; return the range of a separate part that it leads to, or None."""
         target = self._target(instruction)
         if target is not None and self._contains(target):
             return None

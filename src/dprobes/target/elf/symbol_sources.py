@@ -330,7 +330,11 @@ def _open_matching(path: Path, module: ElfFile) -> ElfFile | None:
 
 
 def _debug_link(module: ElfFile) -> tuple[str, int] | None:
-    """Return file name and CRC-32 from ``.gnu_debuglink``: the name, NUL, padding to 4 bytes, then the checksum."""
+    """
+    Return file name and CRC-32 from ``.gnu_debuglink``; None if it is missing or malformed.
+
+    It consists of the name, a NUL, padding to 4 bytes, and the checksum.
+    """
     section = module.section(".gnu_debuglink")
     if section is None or section.offset + section.size > len(module.data):
         return None

@@ -328,19 +328,19 @@ class NeededKallsyms(Kallsyms):
         return tuple(sorted(self._needed, key=lambda symbol: (symbol.address, symbol.name, symbol.letter)))
 
     def find(self, name: str, module: str | None = None) -> list[KernelSymbol]:
-        """Return the result of the list, and record it."""
+        """Return the symbols with a name, and record their use."""
         found = super().find(name, module)
         self._needed.update(found)
         return found
 
     def matching(self, pattern: str, module: str) -> Iterator[KernelSymbol]:
-        """Iterate over the result of the list, and record it."""
+        """Iterate over the symbols that match a pattern, and record their use."""
         for symbol in super().matching(pattern, module):
             self._needed.add(symbol)
             yield symbol
 
     def covering(self, address: int) -> KernelSymbol | None:
-        """Return the result of the list, and record it."""
+        """Return the symbol that covers an address, and record its use; None if there is none."""
         found = super().covering(address)
         self._needed.update([found] if found is not None else ())
         return found

@@ -328,7 +328,7 @@ class EbpfSession(Attachment):
         return True
 
     def end_command(self) -> int | None:
-        """Send SIGTERM to the command; return as ``Attachment.end_command`` does."""
+        """Send SIGTERM to the command, and return its wait status; None as for ``Attachment.end_command``."""
         return None if self._command is None else self._command.end()
 
     # Data that clients may read and change

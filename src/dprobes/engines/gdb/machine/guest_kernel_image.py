@@ -121,7 +121,7 @@ def _tables_at(data: bytes | bytearray, digits: int, effort: SearchEffort) -> Sy
 
 
 def _after_base(data: bytes | bytearray, tokens: int, effort: SearchEffort) -> tuple[int, int] | None:
-    """Return number and position of the names in the older order: after an address in the kernel's image."""
+    """Return number and position of the names, if they follow an address in the image (older order); else None."""
     base = data.rfind(_UPPER_HALF, 0, tokens)
     while base >= _LONG.size and effort.take(1):
         count_place = base + len(_UPPER_HALF)
@@ -146,7 +146,7 @@ def _is_marked(data: bytes | bytearray, names: int, count: int, tokens: int, eff
 
 
 def _before_markers(data: bytes | bytearray, tokens: int, effort: SearchEffort) -> tuple[int, int] | None:
-    """Return number and position of the names in the newer order: before the markers, which increase from 0."""
+    """Return number and position of the names, if markers, which increase from 0, follow (newer order); else None."""
     place = tokens - _WORD.size
     if _WORD.unpack_from(data, place)[0] == 0:
         place -= _WORD.size

@@ -107,7 +107,7 @@ class Executor:
         return result if has_executed else None
 
     def _place_of(self, code: bytes) -> int | None:
-        """Return the address of the bytes in the kernel's text, even as a part of other instructions."""
+        """Return an address in the kernel's .text with these bytes, even inside other instructions; else None."""
         if code not in self._places:
             self._places[code] = self._search(code)
         return self._places[code]

@@ -292,7 +292,11 @@ def _has_page(pid: int, start: int, size: int) -> bool:
 
 
 def _rest_of(memory: NativeMemory, shared: Collection[int]) -> NativeMemory | None:
-    """Return the part of the memory of handlers that is still mapped; ``shared`` are the addresses of memory files."""
+    """
+    Return the part of the memory of handlers that is still mapped; None if nothing is.
+
+    ``shared`` are the addresses of mappings of memory files.
+    """
     size, own = (memory.size, memory.own) if memory.region in shared else (0, 0)
     others = tuple(each for each in memory.others if each[0] in shared)
     manifest = memory.manifest if memory.manifest is not None and memory.manifest[0] in shared else None

@@ -257,7 +257,7 @@ class Answers:
         )
 
     def _known(self, path: Path) -> Module | None:
-        """Return the module that was resolved before, if ``path`` is its file."""
+        """Return the module resolved first if ``path`` is its file, else None."""
         with contextlib.suppress(OSError):  # the process whose /proc entry led to the file has ended
             if self._resolved is not None and path.samefile(self._resolved.module.path):
                 return self._resolved.module

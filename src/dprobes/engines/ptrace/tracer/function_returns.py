@@ -240,7 +240,7 @@ def _is_returned_to(before: bytes, data: bytes, word_size: int) -> bool:
 
 
 def _take_entry(thread: Thread, probe: Probe, site: Site, frame: int) -> Entry | None:
-    """Remove and return the entry of the call with a frame, from the tracer's memory or the process's."""
+    """Remove and return the entry of the call with a frame, in the tracer's or the process's memory, or None."""
     entry = thread.space.entries.take(thread.pid, probe, frame)
     return take_call(thread.space, probe, frame, site.kept) if entry is None else entry
 

@@ -125,7 +125,7 @@ class GatedSlots:
         return GatedSlot(slot, gate, is_element)
 
     def _map(self, thread: Thread, pages: ProtectedPages, address: int) -> int | None:
-        """Map pages near an address, and protect the last one; return their start."""
+        """Map pages near an address, and protect the last one; return their start, None if that fails."""
         space, size = thread.space, _CODE_SIZE + PAGE_SIZE
         if not may_inject(thread):
             return None

@@ -160,8 +160,8 @@ def interrupted_wait(thread: Thread, registers: RegisterWords, now: float) -> In
     """
     Return the interrupted system call of a stopped thread if the tracer must keep its timeout across the restart.
 
-    ``now`` is ``time.monotonic()``. How long the call had already waited is unknown, so its full timeout starts again
-    at ``now``. A call that failed with EINTR and has no timeout has no deadline.
+    Return None for any other call. ``now`` is ``time.monotonic()``. How long the call had already waited is unknown, so
+    its full timeout starts again at ``now``. A call that failed with EINTR and has no timeout has no deadline.
     """
     result = registers[Register.RAX]
     begun_anew = _BEGUN_ANEW.get(result, ())

@@ -496,7 +496,7 @@ class Attachment:
         self.look_after()
 
     def look_after(self) -> float | None:
-        """Report a process as attached once its jumps are written; return the seconds until the next check."""
+        """Report a process as attached once its jumps are written; return the seconds until the next check or None."""
         if self._pending is None:
             return None
         pid, until = self._pending

@@ -120,7 +120,7 @@ class Inserter:
         self.look_after()
 
     def look_after(self) -> float | None:
-        """Report programs as in place once their jumps are written; return the seconds until the next check."""
+        """Report programs as in place once their jumps are written; return the seconds until the next check or None."""
         if not self._pending:
             return None
         now = time.monotonic()

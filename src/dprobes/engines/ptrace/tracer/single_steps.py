@@ -166,7 +166,7 @@ class SlotMaker:
         return sorted(_with_room(slots, address, size), key=lambda area: area.former is not None)
 
     def _mapped_area(self, thread: Thread, address: int) -> SlotArea | None:
-        """Map an area near ``address`` by the thread, large enough for all sites of its space that need a slot."""
+        """Map an area near ``address`` by the thread, for all sites of its space without a slot; None if that fails."""
         space = thread.space
         wanted = sum(
             b.site.copy is not None

@@ -255,7 +255,7 @@ class Tracer:
                         self._reclaimer.begin()
 
     def _look_after_load(self) -> float | None:
-        """Limit the share of a CPU that hits take; return the seconds until the next check."""
+        """Limit the share of a CPU that hits take; return the seconds until the next check, None for never."""
         delay, found = self._programs.look_after_load()
         for program, verdict, rates in found:
             if verdict.thinned or verdict.disabled:

@@ -123,7 +123,11 @@ def _sizes_of_plain(raw: bytes) -> tuple[int, ...] | None:
 
 
 def _plain(raw: bytes, address: int, copy: int, sizes: tuple[int, ...], *, goes_back: bool) -> DisplacedCode | None:
-    """Return the same as ``displaced`` for instructions of these ``sizes``, whose copies are their bytes."""
+    """
+    Return the result of ``displaced`` for instructions of these ``sizes``, whose copies are their bytes.
+
+    Return None if the jump back does not reach.
+    """
     boundaries, original, place = [], address, copy
     for size in sizes:
         boundaries.append(CodeCopy(place, original, True))

@@ -253,7 +253,7 @@ class AddressSpace:
         return None
 
     def _room_for_block(self, first: int, last: int, size: int) -> int | None:
-        """Return the address of a block: as near to the module as possible, away from mappings if there is room."""
+        """Return the address of a block, near to the module and away from mappings if possible; None without room."""
         for distance in (_DISTANCE, _SHORT_DISTANCE, 0):
             places = [
                 place
@@ -270,14 +270,14 @@ class AddressSpace:
         return address - end if address >= end else start - address
 
     def _in_gap(self, first: int, last: int, size: int) -> int | None:
-        """Return a free address from ``first`` to ``last`` for a block, searched from the module's side."""
+        """Return a free address from ``first`` to ``last`` for a block, nearest to the module; None without one."""
         low, high = _page_end(first), last & -PAGE_SIZE
         if low > high:
             return None
         return self._beside_used(low, high, size, 1 if low >= self._near[1] else -1)
 
     def _beside_used(self, low: int, high: int, size: int, direction: int) -> int | None:
-        """Return the first free address from ``low`` upwards, or from ``high`` downwards."""
+        """Return the first free address from ``low`` upwards, or from ``high`` downwards; None without one."""
         start = low if direction > 0 else high
         while low <= start <= high:
             i = bisect_left(self._used, (start + size, 0))

@@ -235,9 +235,10 @@ def own_pages(space: AddressSpace, pid: int) -> None:
 
 def begin_ids(space: AddressSpace, page: int, pid: int, tids: Iterable[int]) -> str | None:
     """
-    Enter all threads of a process, which are stopped, into the page of handlers; return the reason if that fails.
+    Enter all threads of a process, which are stopped, into the page of handlers.
 
-    A process whose threads have the same ids in its namespace needs no table.
+    Return the reason if that fails, otherwise None. A process whose threads have the same ids in its namespace needs no
+    table.
     """
     if space.local_ids is None or space.local_ids.pid not in space.pids:
         space.local_ids = LocalIds.of(pid)
@@ -330,7 +331,7 @@ def announce(
     """
     Report to the restorer what is about to be written for a program, and list it in the process.
 
-    Return the reason if that is not possible; then it must not be written.
+    Return the reason if that fails, and nothing may be written; otherwise None.
     """
     memory = space.patches.memories[number]
     for pid in space.pids:

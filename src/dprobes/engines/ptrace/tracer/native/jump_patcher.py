@@ -502,7 +502,7 @@ class Patcher:
 
     @staticmethod
     def _write_all(space: AddressSpace, patches: Sequence[SitePatch], places: ThreadPlaces) -> str | None:
-        """Write jumps that belong together; if that is not possible, restore everything and return the reason."""
+        """Write jumps that belong together, and return None; if one fails, restore everything and return the reason."""
         written: list[int] = []
         for patch in patches:
             present = space.patches.by_site.get(patch.addresses[0])
