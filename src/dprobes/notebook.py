@@ -60,7 +60,7 @@ class Recording:
         return found
 
     def to_pandas(self, table: str | None = None) -> pd.DataFrame:
-        """Return the records, or the rows of a table, as a DataFrame; this needs pandas."""
+        """Return the records, or the rows of a table, as a DataFrame; raise ``NotSupportedError`` without pandas."""
         try:
             import pandas as pd
         except ModuleNotFoundError as error:

@@ -139,7 +139,11 @@ def _listed(entry: Entry) -> Sequence[AddressRange]:
 
 
 def list_offset(unit: Unit, name: str, attribute: int, index: int) -> int:
-    """Return the offset of a unit's list in its section, by its index; ``attribute`` is that of the base."""
+    """
+    Return the offset of a unit's list in its section, by its index; ``attribute`` is that of the base.
+
+    Raise ValueError if the unit has no such lists, IndexError for an index beyond the section.
+    """
     base = unit.base(attribute)
     size = unit.sizes.offset
     if base is None:

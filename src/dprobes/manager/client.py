@@ -173,7 +173,11 @@ class ManagerClient:
             self._connection = None
 
     def ask(self, verb: str, **arguments: Any) -> dict[str, Any]:
-        """Send a request for a verb; return its result (docs/reference/manager.md)."""
+        """
+        Send a request for a verb; return its result (docs/reference/manager.md).
+
+        Raise the error that the manager sends, or ``ManagerError`` if the manager does not answer.
+        """
         assert self._connection is not None, "the client has not been entered"
         try:
             self._silent = 0.0

@@ -343,7 +343,7 @@ class _Driver:
             error.report(self._diagnostics)
 
     def file(self, cleaned: Cleaned) -> None:
-        """Preprocess one file."""
+        """Preprocess one file; raise ``StopError`` if all files together have too much text."""
         self._read += len(cleaned.source.text)
         if self._read > TEXT_LIMIT:
             raise StopError(

@@ -39,7 +39,7 @@ _LATE = 4
 
 
 def open(argument: str, options: SinkOptions) -> Sink:  # noqa: A001, ARG001 - the name that all sinks have
-    """Open the directory in the argument; it need not exist."""
+    """Open the directory in the argument, which need not exist; raise ``SinkError`` without one or without pyarrow."""
     if not argument:
         raise SinkError("log target 'parquet' needs a directory: parquet:DIR")
     if importlib.util.find_spec("pyarrow") is None:

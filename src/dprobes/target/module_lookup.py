@@ -505,7 +505,8 @@ def executable_of(command: str | os.PathLike[str]) -> Path:
     """
     Return the file that is executed when ``command`` is started, with symbolic links followed.
 
-    For a script that is its interpreter; for ``#!/usr/bin/env NAME`` it is the program that ``env`` starts.
+    For a script that is its interpreter; for ``#!/usr/bin/env NAME`` it is the program that ``env`` starts. Raise
+    ``TargetError`` if a file is not found, or is not executable.
     """
     name = os.fspath(command)
     path = _find(name)

@@ -205,7 +205,11 @@ class RecordBlock:
         return self.position if self.joints is None else self.joints.positions[self.joints.frame_at(at)]
 
     def bounds(self, at: int) -> tuple[int, int, int]:
-        """Return the probepoint of the record whose head is at ``at``, and the record's start and end."""
+        """
+        Return the probepoint of the record whose head is at ``at``, and the record's start and end.
+
+        Raise ``FormatError`` if the frame ends in the record.
+        """
         begin = at + RECORD_HEAD.size
         if begin > len(self.body):
             raise FormatError(

@@ -199,7 +199,7 @@ class ToolBlocks:
         self._write(render(self._templates[template], record))
 
     def cat(self, path: str) -> None:
-        """Print the contents of a file."""
+        """Print the contents of a file; raise ``TargetError`` if it cannot be read."""
         try:
             with Path(path).open("rb") as file:
                 data = file.read(_FILE_MAX)

@@ -56,7 +56,11 @@ class WatchedPlaces:
         return bool(self._owners)
 
     def place(self, probe: StubProbe, point: Point, memory: WatchedMemory, bias: int) -> ProbeState:
-        """Insert a watchpoint for a probepoint of data; return the state of the probepoint."""
+        """
+        Insert a watchpoint for a probepoint of data; return the state of the probepoint.
+
+        Raise ``EngineError`` if the stub has no watchpoints of this kind.
+        """
         address = memory.address + (0 if memory.absolute else bias)
         place = _Place(address, memory.length, _KINDS[memory.access])
         if place not in self._owners:

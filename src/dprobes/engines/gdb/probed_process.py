@@ -62,7 +62,11 @@ class ProbedProcess(StubMember):
         return Inferior(target, context, HandlerRunner(context), stepper)
 
     def begin(self) -> None:
-        """Find the files of the process, which first runs to its entry if it has not begun; insert the breakpoints."""
+        """
+        Find the files of the process, which first runs to its entry if it has not begun; insert the breakpoints.
+
+        Raise ``EngineError`` if the scope names a process: the stub serves only one.
+        """
         target, stub, program = self._target, self._target.stub, self._job.program
         if self._job.scope.pid is not None:
             raise EngineError(f"the stub {stub.name} serves one process: leave out -p")

@@ -278,7 +278,11 @@ class StubChannel:
         self._answers.extend(received.answers)
 
     def read_object(self, kind: str, annex: str = "") -> bytes | None:
-        """Return the contents of an object of the stub (``qXfer``), None if it has none of that kind."""
+        """
+        Return the contents of an object of the stub (``qXfer``); None if it has none of that kind.
+
+        Raise ``EngineError`` if the contents are incomplete or too large.
+        """
         if not self.knows(f"qXfer:{kind}:read"):
             return None
         data = bytearray()

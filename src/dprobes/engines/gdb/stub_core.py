@@ -240,7 +240,7 @@ class StubCore:
     at: int
 
     def write(self, output: int) -> int:
-        """Write the core to a new, empty file, and return its size; raise OSError if it cannot be written."""
+        """Write the core to a new, empty file, and return its size in bytes; raise OSError if it cannot be written."""
         layout = PROCESSORS[self.architecture]
         states = tuple(self._states(layout))
         threads = tuple(state for state, _ in states)

@@ -226,7 +226,7 @@ class StubTarget:
                 self.stub.ask(f"z{BreakpointKind.SOFTWARE:d},{address:x},{len(self._breakpoint):x}")
 
     def insert_again(self, address: int) -> None:
-        """Insert a breakpoint that ``remove`` has just removed."""
+        """Insert a breakpoint that ``remove`` has just removed; raise ``EngineError`` if memory cannot be written."""
         if self.stub.knows_breakpoints:
             self.stub.insert_again(BreakpointKind.SOFTWARE, address, len(self._breakpoint))
             self.inserted.add(address)
@@ -372,7 +372,7 @@ class StubTarget:
         return True
 
     def stop(self) -> StopReply:
-        """Interrupt the target; return why it is stopped."""
+        """Interrupt the target and return the stop; raise ``EngineError`` if it does not stop."""
         self.interrupt()
         reply = self.await_stop(_STOP_PATIENCE)
         if reply is None:

@@ -360,7 +360,7 @@ class StackEntries:
         return record[:head] + log
 
     def tally(self, data: bytes) -> None:
-        """Tally the number of a TALLY entry in its table."""
+        """Tally the number of a TALLY entry in its table; raise ``FormatError`` if the entry is malformed."""
         pid, _, size, _ = _copy_of(data)
         if size < ENTRY_HEAD.size + TALLY.size:
             raise FormatError(f"a key ends at {size} in an entry", offset=size)

@@ -320,7 +320,7 @@ def size_bound(trial: Trial | None) -> int:
 
 
 def _frame_distance(access: Access) -> int:
-    """Return the size of the frame if an access is relative to the stack pointer, else 0."""
+    """Return the size of the frame in bytes if an access is relative to the stack pointer, else 0."""
     from iced_x86 import Register
 
     return FRAME_SIZE if access.base == Register.RSP else 0

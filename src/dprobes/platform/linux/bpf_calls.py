@@ -89,7 +89,7 @@ _ATTEMPTS = 6
 
 
 def call(command: Command, attributes: ctypes.Array[ctypes.c_char]) -> int:
-    """Call bpf(2), and return its result, a descriptor or 0."""
+    """Call bpf(2), and return its result, a descriptor or 0; raise OSError with the kernel's error."""
     result: int = _syscall(_SYS_BPF, command, ctypes.addressof(attributes), len(attributes))
     if result < 0:
         number = ctypes.get_errno()

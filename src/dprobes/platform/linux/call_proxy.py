@@ -54,7 +54,7 @@ def map_code(code: bytes) -> int:
 
 
 def map_file(file: int, size: int) -> int:
-    """Return the address of the code in the first bytes of an open file, mapped as by ``map_code``."""
+    """Return the address of the first ``size`` bytes of an open file, mapped as by ``map_code``, or raise OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)

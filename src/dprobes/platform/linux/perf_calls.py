@@ -175,7 +175,11 @@ def open_uprobe(
 
 
 def open_kprobe(unit: ProbeUnit, address: int, *, is_return: bool = False) -> int:
-    """Return the event of a kprobe at an address of the kernel; one descriptor is for all CPUs."""
+    """
+    Return the descriptor of a kprobe event at a kernel address, which is for all CPUs.
+
+    Raise OSError if the kernel refuses the event.
+    """
     attributes = _attributes(unit.type, is_return << unit.return_bit, 1, _DISABLED, 0, 0, address)
     result: int = _syscall(_SYS_PERF_EVENT_OPEN, ctypes.addressof(attributes), -1, 0, -1, _FLAG_FD_CLOEXEC)
     if result < 0:

@@ -37,7 +37,7 @@ def space_of(tid: int, memory: int, word_size: Literal[4, 8], served: ServedPage
     """
     Return the memory of a thread, open as ``/proc/TID/mem``, for the stack walk.
 
-    ``served`` is given for the process of another user.
+    ``served`` is given for the process of another user. Reads raise ``TargetError`` if not all bytes are available.
     """
 
     def read(address: int, size: int) -> bytes:

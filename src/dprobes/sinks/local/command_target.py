@@ -66,7 +66,7 @@ class CommandOutlet:
         self._capacity = fcntl.fcntl(self._pipe, fcntl.F_GETPIPE_SZ)
 
     def write(self, parts: Sequence[bytes]) -> None:
-        """Write records to the standard input of the command."""
+        """Write records to the standard input of the command; raise ``SinkError`` if it does not read all of them."""
         written = write_parts(self._pipe, parts, _PATIENCE)
         self._note(parts[: written.parts])
         if written.problem is None:
@@ -113,7 +113,11 @@ class CommandOutlet:
         """Do nothing: written data are readable at once."""
 
     def close(self) -> None:
-        """Close the command's input, wait for its exit, and terminate it if that takes too long."""
+        """
+        Close the command's input, wait for its exit, and terminate it if that takes too long.
+
+        Raise ``SinkError`` if it has failed, or has not read all records.
+        """
         assert self._process.stdin is not None
         # Another descriptor of the pipe, to count unread bytes at the end.
         reader = os.open(f"/proc/self/fd/{self._pipe}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

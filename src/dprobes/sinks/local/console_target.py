@@ -50,7 +50,7 @@ class ConsoleOutlet:
             raise SinkError(f"standard output: {reason_of(error)}") from error
 
     def write(self, parts: Sequence[bytes]) -> None:
-        """Write records."""
+        """Write records; raise ``SinkError`` if not all can be written."""
         written = write_parts(self._file, parts, PATIENCE)
         if written.problem is not None:
             raise SinkError(f"standard output: {written.problem}", taken=written.parts)

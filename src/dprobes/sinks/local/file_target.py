@@ -64,7 +64,7 @@ class FileOutlet:
         return os.fstat(self._file).st_size > 0
 
     def write(self, parts: Sequence[bytes]) -> None:
-        """Append records."""
+        """Append records; raise ``SinkError`` if not all can be written, without a partial one."""
         written = write_parts(self._file, parts, _PATIENCE)
         if written.problem is not None:
             self._take_back(written.extra)
@@ -84,7 +84,7 @@ class FileOutlet:
         """Do nothing: written records are visible at once."""
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file; raise ``SinkError`` if the kernel reports an error."""
         try:
             os.close(self._file)
         except OSError as error:

@@ -59,7 +59,7 @@ class KernelLogOutlet:
         self._count = 0
 
     def write(self, strings: Sequence[str]) -> None:
-        """Write each line of each record as a message."""
+        """Write each line of each record as a message; raise ``SinkError`` if the kernel refuses one."""
         for taken, text in enumerate(strings):
             try:
                 self._write_record(text)

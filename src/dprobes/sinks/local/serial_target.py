@@ -79,7 +79,7 @@ class SerialOutlet:
             os.close(line)
 
     def write(self, parts: Sequence[bytes]) -> None:
-        """Write records."""
+        """Write records; raise ``SinkError`` if the line does not accept all of them."""
         written = write_parts(self._line.fileno(), parts, _PATIENCE)
         if written.problem is not None:
             # A close would wait until the driver has sent its buffer.
@@ -91,7 +91,11 @@ class SerialOutlet:
         """Do nothing: written bytes are in the driver."""
 
     def close(self) -> None:
-        """Wait until the driver has sent its buffer, restore the settings and close the line."""
+        """
+        Wait until the driver has sent its buffer, restore the settings and close the line.
+
+        Raise ``SinkError`` if the driver stops sending.
+        """
         try:
             if left := self._await_sent():
                 self._line.reset_output_buffer()

@@ -108,7 +108,11 @@ class OtlpSink:
         self._since.pop(source.number, None)
 
     def log_tables(self, source: RecordSource, contents: Sequence[TableContents]) -> None:
-        """Send keyed tables as metrics, if there is a URL for these."""
+        """
+        Send keyed tables as metrics, if there is a URL for these.
+
+        Raise ``RecordsRefusedError`` if the server rejects them permanently, ``SinkError`` for another failure.
+        """
         endpoint = metrics_endpoint_of(self._client.endpoint)
         if endpoint is None:
             return
@@ -126,7 +130,11 @@ class OtlpSink:
                 raise SinkError(f"'{endpoint}' answers {answer.reason}", wait=answer.wait or 0.0)
 
     def log_events(self, batch: Batch) -> None:
-        """Send the records of a batch, preceded by the number of lost ones."""
+        """
+        Send the records of a batch, preceded by the number of lost records.
+
+        Raise ``RecordsRefusedError`` if the server rejects some permanently, ``SinkError`` if it does not accept all.
+        """
         from dprobes.sinks.otlp.otlp_delivery import Delivery
 
         delivery = Delivery(self._client, self._experience, self._pieces(batch))

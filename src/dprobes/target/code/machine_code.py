@@ -185,7 +185,7 @@ def first_instructions(module: Module, file_offsets: Iterable[int]) -> Iterator[
     """
     Iterate over the instructions at ``file_offsets``, assuming that one starts at each.
 
-    The function is fast for thousands of them.
+    The function is fast for thousands of offsets. The iteration raises ``TargetError`` for an offset outside of code.
     """
     bits = _bits(module)
     if bits is None:

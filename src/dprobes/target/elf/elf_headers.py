@@ -192,7 +192,7 @@ class _Parser:
         self._order = "<" if byte_order == "little" else ">"
 
     def parse(self) -> Headers:
-        """Return all headers."""
+        """Return all headers; raise ``TargetError`` if they are malformed or of an unexpected type."""
         number = self._number(16, 2)
         kind = _TYPES.get(number)
         if kind is None:

@@ -285,7 +285,8 @@ def load_symbols(path: Path, module: ElfFile) -> SymbolTable:
     Return the symbols for ``module`` in the file ``path``, whose contents determine its format.
 
     The formats are an unstripped ELF or debug file, a ``System.map`` or other output of ``nm``, and a map file of the
-    GNU linker. The build-id of an ELF file must be that of ``module`` if both have one.
+    GNU linker. The build-id of an ELF file must be that of ``module`` if both have one. Raise ``TargetError`` for
+    other contents, and without symbols.
     """
     data = file_contents(path, "a file with symbols")
     sources: list[SymbolSource]

@@ -333,7 +333,7 @@ VARIABLE_TEMPLATES: dict[str, Template] = {
 
 
 def _usable(w: Writer) -> int:
-    """Return the size of the one block of an empty heap."""
+    """Return the size in bytes of the one block of an empty heap."""
     return (w.point.heap - w.word_size) // w.word_size * w.word_size
 
 

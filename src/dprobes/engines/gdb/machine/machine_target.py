@@ -291,7 +291,11 @@ class MachineTarget(StubTarget):
         return None if paging is Paging.OTHER else translate(self.entry_at, registers["cr3"], paging, address)
 
     def write_back(self, thread: ThreadId | None, registers: Registers) -> None:
-        """Write only the changed registers to a processor: writes of system registers have side effects."""
+        """
+        Write only the changed registers to a processor: writes of system registers have side effects.
+
+        Raise ``EngineError`` if the stub does not set one of them.
+        """
         changed = sorted(registers.changed)
         registers.changed.clear()
         for name in changed:

@@ -226,7 +226,7 @@ class ProbedMachine(StubMember):
         return Inferior(target, context, HandlerRunner(context), stepper)
 
     def begin(self) -> None:
-        """Identify the machine and insert the breakpoints."""
+        """Identify the machine and insert the breakpoints; raise ``EngineError`` for a machine of another processor."""
         target, stub = self._target, self._target.stub
         reply = target.reason()
         thread = (reply.thread if isinstance(reply, Stopped) else None) or stub.current_thread()

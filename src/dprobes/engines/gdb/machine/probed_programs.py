@@ -76,7 +76,11 @@ class ProbedPrograms(ProbedMachine):
         self._named: set[int] = set()
 
     def begin(self) -> None:
-        """Find the module in the machine, and insert the breakpoints."""
+        """
+        Find the module in the machine, and insert the breakpoints.
+
+        Raise ``EngineError`` if the module is for another processor than those whose programs can be probed.
+        """
         if self._resolved.architecture.name != _PROCESSOR:
             raise EngineError(
                 f"'{self._resolved.module.elf.path}' is for {self._resolved.architecture.name}, and programs of a "

@@ -186,7 +186,7 @@ def code_ranges(module: Module) -> list[CodeRange]:
 
 
 def control_flow(module: Module, ranges: list[CodeRange]) -> ControlFlow:
-    """Return the control flow of a file's code, as far as it can be known."""
+    """Return the control flow of a file's code, as far as it can be known; raise ``TargetError`` if not x86-64."""
     if module.elf.machine != "x86_64":
         raise TargetError(f"'{module.path}' is for {module.elf.machine}, jumps to trampolines are made for x86_64")
     prepare_decoder()

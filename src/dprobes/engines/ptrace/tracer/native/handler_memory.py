@@ -172,7 +172,8 @@ def receive_file(thread: Thread, call: Call, page: int, descriptor: int, opened:
     """
     Send a file to the process; return the descriptor there, and append descriptors to be closed to ``opened``.
 
-    Other processes may write to its memory meanwhile: the received file is compared with the sent one.
+    Other processes may write to its memory meanwhile: the received file is compared with the sent one. Raise
+    ``InjectionError`` if they differ, or a call fails.
     """
     space = thread.space
     number = _checked(call(_SOCKET, _AF_UNIX, _DATAGRAMS, 0))
