@@ -72,7 +72,11 @@ def code_names_of(
 def code_names(
     value: Value, record: LogRecord, place: Place, symboliser: Symboliser, *, is_stack: bool
 ) -> str | tuple[str, ...] | None:
-    """Return the name of an address, or of each of several; None if the value is not an address."""
+    """
+    Return the name of an address, or of each of several; None if the value is not an address.
+
+    With ``is_stack``, several addresses are a call stack: return addresses follow the first one.
+    """
     match value:
         case int():
             return _name(value, record, place, symboliser)

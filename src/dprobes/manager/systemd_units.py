@@ -93,7 +93,11 @@ def manager_command() -> Path:
 
 
 def units(directory: Path, command: Path, *, of_user: bool) -> tuple[InstalledUnit, ...]:
-    """Return the units that start ``command``; raise ``ManagerError`` if this installation has none."""
+    """
+    Return the units of the system, or ``of_user`` of a user, that start ``command``.
+
+    Raise ``ManagerError`` if this installation has no unit files.
+    """
     source = _source("user" if of_user else "system")
     quoted = "".join(_SPECIAL.get(character, character) for character in str(command))
     start = f'{_START}"{quoted}"' if any(c.isspace() for c in quoted) else _START + quoted

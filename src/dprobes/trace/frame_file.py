@@ -144,7 +144,11 @@ class FrameFile:
         return file
 
     def _go_on(self, *, can_replace: bool) -> None:
-        """Continue after the contents of the file, without a torn end; raise ``SinkError`` if that is impossible."""
+        """
+        Continue after the contents of the file, without a torn end; raise ``SinkError`` if that is impossible.
+
+        With ``can_replace``, keep unreadable contents as the older part, and begin another file.
+        """
         if self._is_stream:
             return
         try:

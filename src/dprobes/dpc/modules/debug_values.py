@@ -422,7 +422,11 @@ def in_registers(type_: CType, parts: Sequence[ResultPart], machine: Machine) ->
 
 
 def returned_value(type_: CType, machine: Machine, *, is_x86: bool) -> ModuleVariable:
-    """Return the return value of a function; raise ``NotKnownError`` if its place is not known."""
+    """
+    Return the return value of a function; raise ``NotKnownError`` if its place is not known.
+
+    It is known for all types on x86, for scalar ones of at most a word on other processors.
+    """
     if not is_x86 and (not is_scalar(type_) or (size_of(type_) or 0) > machine.word.size):
         raise NotKnownError(f"where a function returns '{type_}' is known of x86 only")
     parts = result_parts(type_, machine.word.size) if is_x86 else (ResultPart(0, size_of(type_) or 8, "retval"),)

@@ -196,7 +196,12 @@ class OperatorTyper:
         return 2 if self.is_wide(type_) else 1
 
     def argument(self, number: int, type_: CType, *, at_entry: bool, is_certain: bool) -> Value:
-        """Return the argument that begins with the argument word ``number``; a wide one takes two words."""
+        """
+        Return the argument that begins with the argument word ``number``; a wide one takes two words.
+
+        With ``at_entry``, it is the value at the entry of the call that returns; ``is_certain`` means that the entry
+        was seen.
+        """
         low, high = (typed_values.Register(f"arg{number + n}", self._types.word, at_entry, is_certain) for n in (0, 1))
         if not self.is_wide(type_):
             return folded(typed_values.Convert(low, type_))

@@ -248,7 +248,11 @@ class StubMember(ABC):
         return [list(self.program.cpu_variables)]
 
     def count(self, handled: Sequence[Handled[StubProgram]], *, has_faulted: bool) -> bool:
-        """Count hits of the program; return whether a probepoint became inactive."""
+        """
+        Count hits of the program; return whether a probepoint became inactive.
+
+        With ``has_faulted``, the probed instruction faulted: only probepoints with ``keep_on_fault`` count the hit.
+        """
         return self._drop(self._emitter.count(handled, has_faulted=has_faulted))
 
     def _drop(self, gone: Sequence[StubProbe]) -> bool:

@@ -228,7 +228,7 @@ class EntryBuffer:
         return self.parts[-1].end if self.parts else 0
 
     def add(self, size: int, ring: int | None = None, *, has_more: bool = False) -> None:
-        """Record that ``size`` bytes of a ring were copied to the end of the buffer."""
+        """Record that ``size`` bytes of a ring were copied to the end of the buffer (``Part``)."""
         if size:
             self.parts.append(Part(self.end, self.end + size, ring, has_more))
 

@@ -111,7 +111,7 @@ class _Gap(TrialCode):
         self.keeps_flags = False
 
     def write(self, asm: X86Assembler, *, keeps_flags: bool) -> None:
-        """Write the gap."""
+        """Write the gap, and record its place and ``keeps_flags``."""
         self.place, self.keeps_flags = len(asm), keeps_flags
         asm.raw(_GAP)
 

@@ -219,7 +219,11 @@ class RingEntries:
         *,
         has_tid: bool = False,
     ) -> None:
-        """Write the head of a ring entry; clobbers R0-R5. Without ``cookie``, read the cookie from the state."""
+        """
+        Write the head of a ring entry; clobbers R0-R5.
+
+        Without ``cookie``, read the cookie from the state. With ``has_tid``, the entry has the thread id already.
+        """
         asm = self._asm
         if self._request.wants_tid and has_tid:
             pass  # it is already written

@@ -161,7 +161,11 @@ class Overload:
         self._limit = limit
 
     def charge(self, *, is_foreign: bool = False) -> None:
-        """Add the cost of a hit's trap to this CPU's trap time; count it if it is out of scope. Clobbers R0-R5."""
+        """
+        Add the cost of a hit's trap to this CPU's trap time. Clobbers R0-R5.
+
+        With ``is_foreign``, the hit is out of scope, and is counted as such.
+        """
         asm = self._asm
         self._cpu_load(_R.R1)
         self._probe_load(_R.R2, _R.R8)

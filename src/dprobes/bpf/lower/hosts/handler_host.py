@@ -130,7 +130,11 @@ class ProbeTable:
         asm.count(Register.R1, field)
 
     def output(self, *, wakes: bool = False) -> None:
-        """Put R3 bytes at R2 into the ring, and wake a sleeping reader; R0 is 0 if there was room. Clobbers R1-R5."""
+        """
+        Put R3 bytes at R2 into the ring; R0 is 0 if there was room. Clobbers R1-R5.
+
+        A reader that has announced its waiting is woken; with ``wakes``, BPF_RB_FORCE_WAKEUP is set in any case.
+        """
         asm = self._asm
         if self._request.abilities.polled:
             asm.mov(Register.R4, RingOutput.NO_WAKEUP)

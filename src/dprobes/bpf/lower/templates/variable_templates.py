@@ -532,7 +532,12 @@ def _range(w: Writer, length: int) -> None:
 
 
 def _access(w: Writer, count: int, width: int, *, stores: bool) -> None:
-    """Write a loop that copies values between the heap (place in work word 1) and cells (position in work word 5)."""
+    """
+    Write a loop that copies ``count`` values of ``width`` bytes between heap and cells.
+
+    The place in the heap is in work word 1, the position of the cells in work word 5. With ``stores``, cells are copied
+    to the heap.
+    """
     asm, rest, place, position = w.asm, w.work(6), w.work(1), w.work(5)
     asm.store(SCRATCH, rest, count)
     with w.repeat(rest):

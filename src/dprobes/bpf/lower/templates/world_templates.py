@@ -270,7 +270,7 @@ def _is_entered(w: Writer, *, is_kept: bool = True) -> bool:
     """
     Write code that raises an exception if the entry of the call was not seen.
 
-    Return False if entries are never seen, so that the exception is always raised.
+    Return False if entries are never seen, or do not have the data (``is_kept``): the exception is always raised.
     """
     if not w.state.entry_words or not is_kept:
         w.stack.flush()

@@ -57,7 +57,12 @@ class WaitingProbes:
         self._group = f"dprobes_{os.getpid()}_{start_time(os.getpid())}_{id(self)}"
 
     def attach(self, program: int, places: Iterable[tuple[str, int]], *, at_return: bool) -> WaitingLinks:
-        """Attach a BPF program to pairs of an anchor in the module and a cookie; raise ``EngineError`` if refused."""
+        """
+        Attach a BPF program to pairs of an anchor in the module and a cookie.
+
+        With ``at_return``, the program runs at the returns of the functions. Raise ``EngineError`` if the kernel
+        refuses.
+        """
         links = WaitingLinks(self)
         try:
             for anchor, cookie in places:

@@ -84,7 +84,7 @@ class UserStacks:
         places[position] = stack
 
     def change(self, data: bytes, start: int, stop: int, *, is_removal: bool = False) -> None:
-        """Apply the TALLY or UNTALLY entry in the bytes from ``start`` to ``stop`` to its table."""
+        """Apply the entry in the bytes from ``start`` to ``stop``: TALLY, or UNTALLY with ``is_removal``."""
         number, state, value = TALLY.unpack_from(data, start)
         store = self._stores[number]
         places = self._waiting.get(state, {})

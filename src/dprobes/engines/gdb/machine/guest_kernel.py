@@ -417,7 +417,7 @@ class GuestKernel(RunningKernel):
 
 
 def _left_out(listed: ModuleSymbols, *, is_whole: bool) -> str:
-    """Return a description of the symbols and modules that were left out; empty if there are none."""
+    """Return a description of the symbols that were left out, and, unless ``is_whole``, of modules; "" for none."""
     said = [] if is_whole else ["the kernel lists more modules than are looked at, or its list has no end"]
     if listed.left_out:
         said.append(

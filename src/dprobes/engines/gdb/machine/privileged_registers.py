@@ -250,7 +250,7 @@ _DESCRIPTOR, _PAGE_BITS, _LEAST_SELECTOR = 8, 12, 4
 
 
 def _allows(flags: int, *, reads: bool, write: bool) -> bool:
-    """Return whether a segment with these flags permits an access."""
+    """Return whether a segment with these flags permits a write, or a read; without either, whether it is valid."""
     if not flags & _PRESENT or not flags & _IS_CODE_OR_DATA:
         return False
     if write:

@@ -226,7 +226,11 @@ class Detacher:
                 ptrace_calls.detach(thread.tid, number)
 
     def _settle_all(self, threads: list[Thread], *, give_back: bool = False) -> dict[Thread, int]:
-        """Move stopped threads to their state without the tracer; return the signals to resume them with."""
+        """
+        Move stopped threads to their state without the tracer; return the signals to resume them with.
+
+        With ``give_back``, undo the changes in their address spaces, too.
+        """
         signals: dict[Thread, int] = {}
         for thread in threads:
             number = self._signals.get(thread.tid, 0)

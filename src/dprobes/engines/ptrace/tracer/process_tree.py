@@ -469,7 +469,11 @@ class Attachment:
         """Process for which jumps are awaited, and the end of the wait."""
 
     def begin(self, pid: int, *, launching: bool) -> None:
-        """Seize all threads in the memory of a process; report ``Attached`` once its jumps are written, or an error."""
+        """
+        Seize all threads in the memory of a process; report ``Attached`` once its jumps are written, or an error.
+
+        With ``launching``, the process has not called execve yet: no breakpoints are placed in its present memory.
+        """
         held: list[Thread] = []
         try:
             if not launching:

@@ -599,7 +599,7 @@ class Stepper:
             ptrace_calls.set_registers(thread.tid, registers)
 
     def _fault_at_site(self, thread: Thread, slot: Slot, registers: RegisterWords, *, keep_info: bool) -> None:
-        """Move a thread at an instruction in a slot, and the instruction's fault, to the site."""
+        """Move a thread at an instruction in a slot to the site, and unless ``keep_info`` its fault's address, too."""
         registers[_RIP] = slot.site
         ptrace_calls.set_registers(thread.tid, registers)
         if keep_info:

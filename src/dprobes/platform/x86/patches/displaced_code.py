@@ -163,7 +163,7 @@ class _Copier:
         self.comes_back = True
 
     def put(self, code: bytes, original: int, *, exact: bool = True) -> None:
-        """Append one instruction."""
+        """Append the copy of the instruction at ``original``; ``exact`` is as in ``CodeCopy``."""
         self.boundaries.append(CodeCopy(self.end, original, exact))
         self.code += code
         self.end += len(code)
