@@ -273,8 +273,9 @@ class Tables:
     The tables of a program.
 
     ``written`` returns the kinds of values of tables that are read before they are written. ``quoted`` returns the
-    sizes in bytes of string literals, by the table's name and the position of the key field. ``durations`` returns the
-    names, with ``@``, of tables of nanoseconds. ``string_limit`` is the limit of ``str(p)`` in bytes.
+    sizes in bytes of string literals, by the table's name and the position of the key field (or VALUE). ``durations``
+    returns the variables, and the tables as ``@NAME``, whose values are all nanoseconds. ``string_limit`` is the limit
+    of ``str(p)`` in bytes.
     """
 
     def __init__(

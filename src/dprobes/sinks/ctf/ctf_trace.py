@@ -72,7 +72,7 @@ class _State(NamedTuple):
 
     ``file`` is the number of its last file, which has ``size`` bytes. The last packet of this file begins at byte
     ``packet``, and its content ends at byte ``end``. ``last_time`` is the time of the last event in nanoseconds of the
-    trace's clock. ``discarded`` is the number of events that were lost so far.
+    trace's clock. ``discarded`` is the number of lost events that the file's last packet states.
     """
 
     file: int = -1
