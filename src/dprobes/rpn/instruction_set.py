@@ -314,7 +314,7 @@ class Row(NamedTuple):
         return _operand_kind(self.syntax)
 
     def encoded_size(self, word_size: int, operand: object = None) -> int:
-        """Return the length in bytes with the opcode; ``word_size`` is 4 or 8, ``operand`` matters only for texts."""
+        """Return the length in bytes with the opcode; ``word_size`` is 4 or 8, ``operand`` matters only for strings."""
         kind = self.operand_kind
         if kind is None:
             return 1
