@@ -171,9 +171,9 @@ _HOMES = {
         "ManagerStatus",
         "Stopped",
     ),
-    "record.log_items": ("LogItem",),
     "record.log_record": (
         "Item",
+        "LogItem",
         "LogRecord",
         "LoggedItems",
         "decode_record",

@@ -52,7 +52,8 @@ def test_a_child_that_is_not_followed_is_free_while_its_parent_is_traced(build: 
 def test_another_dprobes_is_excluded_unless_allowed(build: Builder, run: Runner, tmp_path: Path) -> None:
     with running(build("torture.c"), 30, 1) as target:
         await_line(target)
-        first, _ = run.start("name = torture\noffset = main\nexit\n", ["-p", str(target.pid)])
+        # The command line of a process that is forked and not executed is that of the server (``forked_starts``).
+        first, _ = run.start("name = torture\noffset = main\nexit\n", ["-p", str(target.pid)], umask=0o022)
         tracer = await_traced(target.pid)
         source = tmp_path / "python.rpn"
         source.write_text('name = "libc.so.6"\noffset = read\nminor = 1\nexit\n')

@@ -174,7 +174,7 @@ def test_what_fails_ends_the_block_and_not_the_run(tmp_path: Path) -> None:
     assert re.findall(r"warning: .*/(failing.*)", done.stderr) == [
         "failing.dpc:6: a division by zero has ended 'begin'",
         "failing.dpc:8: more than 10000 jumps has ended 'begin'",
-        "failing.dpc:2: more than 100 calls in each other has ended 'end'",
+        "failing.dpc:2: more than 32 calls in each other has ended 'end'",
     ]
 
 

@@ -146,7 +146,7 @@ def test_registers_that_perf_has_taken(build: Builder, run: Runner) -> None:
         await_line(target)
         descriptors = [break_with_perf(target.pid, cell + 64 + 8 * slot) for slot in range(4)]
         try:
-            source = "name = fixed\naddress = cell\nwatchpoint = w\nminor = 1\nexit\n"
+            source = "name = fixed\naddress = cell\nwatchpoint = rw\nminor = 1\nexit\n"
             client, output = run.start(source, ["-p", str(target.pid)])
             assert client.stderr is not None
             line = client.stderr.readline()

@@ -159,7 +159,8 @@ class StateEvent(NamedTuple):
     detail: str = ""
 
 
-class Notice(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Notice:
     """
     Message to the user that is not about the state of a probepoint; it is a warning if ``is_warning``.
 

@@ -92,7 +92,7 @@ def test_no_debug_register_is_left(sandbox: Sandbox, build: Builder) -> None:
     require_initial_namespace()
     program = build("watched.c")
     text = f'name = "{program}"\n' + "".join(
-        f"address = {name}\nwatchpoint = w\nminor = {n}\nexit\n"
+        f"address = {name}\nwatchpoint = rw\nminor = {n}\nexit\n"
         for n, name in enumerate(("cell", "cell + 8", "bytes", "bytes + 8", "bytes + 16"), 1)
     )
     source = sandbox.write("p.rpn", text)

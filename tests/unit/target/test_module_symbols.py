@@ -173,8 +173,9 @@ def test_debug_files_are_not_looked_for_to_name_the_start_of_an_exported_functio
 
     sources = [source for source in elf_symbols(elf) if not source.complete]
     table = SymbolTable(sources, code_range=elf.code_range, later=later)
-    (malloc,) = table.lookup("malloc")
-    assert [malloc] * 20 == [table.covering(malloc.address) for _ in range(20)]  # with an index after some looks
+    (malloc,), (free,) = table.lookup("malloc"), table.lookup("free")
+    both = [malloc, free] * 10
+    assert both == [table.covering(each.address) for each in both]  # with an index after some looks
     assert [1] == calls
     table = SymbolTable(sources, code_range=elf.code_range, later=later)
     assert malloc == table.covering(malloc.address)
