@@ -115,6 +115,7 @@ class Watchpoints:
 
     def _change(self, space: AddressSpace, pid: int | None, watchpoints: tuple[Watchpoint, ...]) -> None:
         before, space.watchpoints = space.watchpoints, watchpoints
+        protected = [w for w in before if w.by_page]  # another program may take the register of the others of "before"
         for watchpoint in watchpoints:
             watch = watchpoint.watch
             if watch.access is Access.WRITE and length_problem(watch.access, watch.address, watch.length) is not None:
@@ -133,7 +134,7 @@ class Watchpoints:
                 self._program(threads)
                 self._announce(space, pids)
             space.release_pages()
-            space.awaits_pages = any(w.by_page and w not in before for w in space.watchpoints) or space.awaits_pages
+            space.awaits_pages = any(w.by_page and w not in protected for w in space.watchpoints) or space.awaits_pages
             for thread in threads:
                 if space.awaits_pages and thread.state is ThreadState.RUNNING:
                     with contextlib.suppress(OSError):
