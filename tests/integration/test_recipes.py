@@ -160,7 +160,7 @@ def add_instruction(copy: Copy) -> None:
     copy.insert_after(
         "rpn/instruction_set.py",
         'Row(0x4B, "ltu"',
-        '    Row(0x59, "leu", "a b -- b<=a", Group.ARITHMETIC, "Push 1 if the top cell is at most the second one."),',
+        '    Row(0x5B, "leu", "a b -- b<=a", Group.ARITHMETIC, "Push 1 if the top cell is at most the second one."),',
     )
     copy.insert_after(
         "rpn/word_arithmetic.py",

@@ -196,7 +196,7 @@ def test_watchpoints_share_the_debug_registers(build: Builder, group: Group) -> 
         go(target)
         assert target.wait(TIMEOUT) == 0
     group.end()
-    # Three of the second program find a register, by the order of its definitions: the writes that the first one watches
+    # Three of the second program find a register, by the order of its definitions: the writes that the first watches
     # need none, because pages can be protected.
     assert second.probes_in(ProbeState.DEBUGREG_UNAVAIL) == [3]
     (refusal,) = (e for e in second.events if isinstance(e, StateEvent) and e.state is ProbeState.DEBUGREG_UNAVAIL)

@@ -25,12 +25,13 @@ from support.case_interpreter import check_compiled_case, compile_case, context_
 from support.differential_runs import HERE, Demand, program_agrees
 from support.ebpf_abilities import loop_forms
 from support.ebpf_backend import EbpfRunner, Stage
-from support.ebpf_world import NotMappableError, memory_of, write_name, write_words
+from support.ebpf_world import NotMappableError, memory_of, write_counter, write_name, write_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from dprobes.arch import Register
+    from dprobes.bpf.bpf_assembler import Label
     from dprobes.bpf.lower import Lowered
     from dprobes.engines.ebpf.kernel.bpf_objects import ArrayMap, Descriptors
     from dprobes.rpn.instruction_set import Row
@@ -128,6 +129,9 @@ def _host_of(context: FakeContext) -> type[KernelHost]:
 
         def process_name(self) -> None:
             write_name(self._asm, context)
+
+        def counter(self, number: int, room: tuple[BpfRegister, int], unread: Label) -> None:
+            write_counter(self._asm, context, number, unread)
 
         def override_return(self) -> None:
             pass
@@ -236,7 +240,7 @@ def _is_possible(case: Case, target: Target) -> bool:
             operand = instruction.operand
             if instruction.row.syntax == "exit <code>" and operand:
                 return False  # the current task, which is this very process, would be stopped
-            if instruction.row.syntax == "push elapsed":
+            if instruction.row.syntax.startswith("push elapsed"):
                 return False  # nobody has seen the entry, whose time is to be chosen
             is_register = instruction.row.operand_kind is OperandKind.REGISTER and isinstance(operand, (int, str))
             register = x86.register(operand) if is_register else None  # type: ignore[arg-type]

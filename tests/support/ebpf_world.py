@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dprobes.bpf.bpf_assembler import Assembler, Label
     from dprobes.testing import FakeContext
 
-__all__ = ["NotMappableError", "host_of", "libc", "memory_of", "write_name", "write_words"]
+__all__ = ["NotMappableError", "host_of", "libc", "memory_of", "write_counter", "write_name", "write_words"]
 
 
 class NotMappableError(Exception):
@@ -48,6 +48,15 @@ def write_name(asm: Assembler, context: FakeContext) -> None:
     for start in range(0, NAME_SIZE, 8):
         asm.mov(Register.R2, int.from_bytes(name[start : start + 8], "little"))
         asm.store(Register.R1, start, Register.R2)
+
+
+def write_counter(asm: Assembler, context: FakeContext, number: int, unread: Label) -> None:
+    """Load the made-up performance counter to R0, as ``Host.counter`` does; go to ``unread`` if there is none."""
+    value = context.counter(number)
+    if value is None:
+        asm.jump(unread)
+    else:
+        asm.mov(Register.R0, value)
 
 
 def host_of(context: FakeContext, cookie: int, function: int) -> type[Host]:
@@ -97,11 +106,7 @@ def host_of(context: FakeContext, cookie: int, function: int) -> type[Host]:
                 self._asm.jump(nobody)
 
         def counter(self, number: int, room: tuple[Register, int], unread: Label) -> None:
-            value = context.counter(number)
-            if value is None:
-                self._asm.jump(unread)
-            else:
-                self._asm.mov(Register.R0, value)
+            write_counter(self._asm, context, number, unread)
 
         def note_stop(self, refused: Label) -> None:
             pass

@@ -20,7 +20,7 @@ from dprobes.target.elf.elf_file import ElfFile
 from integration.ebpf.kernel import file_offset
 from integration.puppet_process import FIXED_FLAGS, FREE_FLAGS, SELECTORS, TAKEN, PuppetProcess
 from support.ebpf_backend import EbpfRunner, Stage
-from support.ebpf_world import write_name, write_words
+from support.ebpf_world import write_counter, write_name, write_words
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -132,6 +132,9 @@ def _host_of(context: FakeContext) -> type[Host]:
 
         def process_name(self) -> None:
             write_name(self._asm, context)
+
+        def counter(self, number: int, room: tuple[Register, int], unread: Label) -> None:
+            write_counter(self._asm, context, number, unread)
 
         def user_stack(self, area: int, work: int, log_mask: int, key: int | None = None) -> None:
             """Log the made-up stack: the snapshot of a real one has its own test (``test_user_stacks``)."""

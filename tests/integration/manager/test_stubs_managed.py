@@ -38,6 +38,7 @@ def emulated(path: Path, sandbox: Sandbox) -> Iterator[subprocess.Popen[str]]:
         pytest.skip("qemu-aarch64 is not installed")
     command = ["qemu-aarch64", "-L", PROCESSORS["aarch64"].root, "-g", "stub", str(path), str(COUNT), "100000"]
     process = subprocess.Popen(command, cwd=sandbox.directory, stdout=subprocess.PIPE, text=True)
+    await_true((sandbox.directory / "stub").is_socket, "the stub's socket")
     yield process
     if process.poll() is None:
         process.kill()
