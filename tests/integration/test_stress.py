@@ -41,7 +41,7 @@ LIBRARY = "libstress.so"
 THREADS = 4
 TORTURE_SECONDS = float(os.environ.get("DPROBES_TORTURE_SECONDS", "600"))
 
-_ROW = re.compile(r"^0,(\d+) +\S+ in (\S+) +(\d+) +(\d+) +(\d+) +(\d+) +\d+ ", re.MULTILINE)
+_ROW = re.compile(r"^0,(\d+) +\S+ in (\S+) +(\d+) +(\d+) +(\d+) +(\d+) ", re.MULTILINE)
 
 
 class Stress(NamedTuple):
