@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["stress"]  # a fixture
 
 SQL = "create table t(a, b); insert into t values(1, 'x'), (2, 'y'); select a + 1, upper(b) from t order by b desc;"
-_ROW = re.compile(r"^0,\d+ +(\S+(?: \S+)*?) +(\d+) +\d+ +\d+ +\d+ +\d+ +(\S.*)$", re.MULTILINE)
+_ROW = re.compile(r"^0,\d+ +(\S+(?: \S+)*?) +(\d+) +\d+ +\d+ +\d+ +(\S.*)$", re.MULTILINE)
 
 
 @pytest.fixture
