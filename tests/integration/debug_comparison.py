@@ -240,13 +240,12 @@ class Comparison:
         self.strange: list[tuple[Any, ...]] = []
         self.wanted: dict[int, list[tuple[str, int | str]]] = {}
         self.both_unknown = 0
-        self._names: dict[int, LateNames] = {}
 
     def add(self, address: int, name: str, value: int | str | list[str] | None) -> None:
         """Take a variable of gdb's into the program, if it is known to us as well."""
         offset = self.module.elf.file_offset(address)
         assert offset is not None
-        names = self._names.setdefault(offset, LateNames(self.module, hex(offset), at_return=False))
+        names = LateNames(self.module, hex(offset), at_return=False)
         whole = re.split(r"[.[]", name)[0]
         if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*|\[[0-9]+\])*", name) is None:
             return  # names of Go and Rust that are none of C
