@@ -88,7 +88,7 @@ def finish(guest: Guest, process: Process) -> tuple[list[dict[str, Any]], dict[i
     """End a run; return its records, and the numbers of the summary by probepoint."""
     process.signal(signal.SIGINT)
     assert process.wait() == 0, process.stderr
-    rows = re.findall(r"^7,(\d+) .*?  +((?:\d+ +){5})", process.stderr, re.MULTILINE)
+    rows = re.findall(r"^7,(\d+) .*?  +((?:\d+ +){4})", process.stderr, re.MULTILINE)
     return records(guest), {int(minor): [int(number) for number in numbers.split()] for minor, numbers in rows}
 
 
