@@ -78,7 +78,9 @@ class _Numbers:
         return self._first[member] + number
 
     def look(self, attachments: Sequence[Attachment]) -> None:
-        """Assign numbers to the probepoints found since the last call."""
+        """
+        Append the probepoints that ``attachments`` have found since the last call to ``probes``, with new numbers.
+        """
         with self._lock:
             for member, attachment in enumerate(attachments):
                 own = self._of[member]
@@ -111,7 +113,7 @@ class _RecordOrder:
         self._held: list[tuple[int, int, bytes]] = []
 
     def take(self, records: Sequence[tuple[int, bytes]]) -> None:
-        """Store records until they are due."""
+        """Store records, (number of the probepoint, bytes) each, until ``due`` or ``rest`` returns them."""
         self._held += [(time_of(data) or 0, probe, data) for probe, data in records]
 
     def due_in(self, held: int) -> float | None:
@@ -126,7 +128,7 @@ class _RecordOrder:
         return self._until(time.monotonic_ns() - held)
 
     def rest(self) -> list[tuple[int, bytes]]:
-        """Remove and return all records, oldest first."""
+        """Remove and return all records, however recent, oldest first."""
         return self._until(None)
 
     def _until(self, until: int | None) -> list[tuple[int, bytes]]:
@@ -415,7 +417,7 @@ class AttachmentGroup:
         return self._members[0].tables()
 
     def change(self, changes: Sequence[Change]) -> None:
-        """Make changes in their order (``make_changes``)."""
+        """Make changes of variables, tables and probepoints in their order (``make_changes``)."""
         make_changes(self, changes)
 
     def change_values(self, changes: Sequence[ValueChange]) -> None:

@@ -111,9 +111,9 @@ class Command:
 
     def _reason(self, number: int) -> str:
         """
-        Return the text of an errno of execve.
+        Return a message for the error number with which execve failed.
 
-        ENOENT can mean that the ELF interpreter (dynamic loader) is missing.
+        For ENOENT it names the ELF interpreter (dynamic loader) if that is the missing file.
         """
         if number == errno.ENOENT:
             from dprobes.target.elf.elf_file import ElfFile
@@ -324,7 +324,7 @@ class Debuggers:
 
     @property
     def is_running(self) -> bool:
-        """True while a debugger runs."""
+        """True while a debugger that was started for a stopped process runs."""
         return self._process is not None
 
     @property

@@ -86,7 +86,7 @@ class CopiedStacks:
         self._processes: OrderedDict[int, _Process] = OrderedDict()
 
     def close(self) -> None:
-        """Release the resources for all processes."""
+        """Close the files and descriptors that are open for the processes whose stacks were unwound."""
         while self._processes:
             self._processes.popitem()[1].close()
 

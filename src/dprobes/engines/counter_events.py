@@ -55,7 +55,11 @@ class EventCounters:
         self._events: dict[int, int] = {}
 
     def read(self, number: int) -> int | None:
-        """Return a counter; None if it cannot be opened or read, or has not counted all the time."""
+        """
+        Return the value of the performance counter ``number``, an index in ``COUNTERS``.
+
+        None: perf_event_open(2) refuses it, it cannot be read, or it was multiplexed and has not counted all the time.
+        """
         try:
             event = self._events.get(number)
             if event is None:

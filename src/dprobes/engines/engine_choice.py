@@ -167,7 +167,7 @@ def _able(capability: Capability) -> list[EngineRow]:
 
 
 def _possible(row: EngineRow) -> frozenset[Capability]:
-    """Return the capabilities that an engine has on at least some kernels."""
+    """Return the capabilities of an engine's row, and those that it has only on some kernels."""
     return row.capabilities | (row.candidacy.found_by_trying if row.candidacy is not None else frozenset())
 
 
@@ -279,7 +279,11 @@ class Selection:
             raise NotSupportedError(error.message, hint=f"leave out -c and -p, or use {remedy}") from None
 
     def _offer(self, engine: Engine) -> str:
-        """Return advice for users who lack privileges for an engine: another engine, or the reason against others."""
+        """
+        Return advice for a user who lacks the privileges that ``engine`` needs: how to use another engine.
+
+        If no engine without them can run the program, the advice names the capability that they lack.
+        """
         others = [row for row in candidates() if row.name != engine.name and row.candidacy and row.candidacy.offer]
         lacks = [need.capability for need in self._needs if not any(need.capability in o.capabilities for o in others)]
         if others and not lacks:
@@ -301,7 +305,7 @@ class Selection:
         return None
 
     def _can(self, row: EngineRow) -> bool:
-        """Return True if an engine meets the needs of the program in the scope."""
+        """Return whether the engine of a row has all capabilities that the program needs, and accepts the scope."""
         return all(need.capability in row.capabilities for need in self._needs) and self._scope.kind in row.scopes
 
     def _traced_by(self) -> str | None:

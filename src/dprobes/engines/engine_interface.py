@@ -430,7 +430,9 @@ class Changeable(Protocol):
 
 
 def make_changes(attachment: Changeable, changes: Sequence[Change]) -> None:
-    """Make changes in their order; adjacent changes of variables and tables are made in one call."""
+    """
+    Make changes of variables, tables and probepoints in their order; adjacent changes of values are made in one call.
+    """
     values: list[ValueChange] = []
     for number, change in enumerate(changes, 1):
         match change:
@@ -503,7 +505,7 @@ class Attachment(Protocol):
         """Iterate over the events until ``Finished``."""
 
     def close(self) -> None:
-        """Remove every probepoint, and release all resources."""
+        """Remove every probepoint from the targets, and release all resources; a second call has no effect."""
 
     def change(self, changes: Sequence[Change]) -> None:
         """

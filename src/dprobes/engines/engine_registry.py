@@ -163,7 +163,7 @@ class EngineRow:
         return self.name if self.argument is None else f"{self.name}={self.argument}"
 
     def make(self, options: EngineOptions, scope: Scope) -> Engine:
-        """Return the engine for a run."""
+        """Return the engine of this row for a user's options and the targets in ``scope``."""
         engine: Engine = _load(self.factory)(options, scope)
         return engine
 
@@ -181,7 +181,7 @@ class EngineRow:
         return support
 
     def speeds_up(self, compiled: ResolvedProgram) -> bool:
-        """Return True if the engine serves a program faster than the engine that it replaces."""
+        """Return whether the engine runs a program's hits faster than the engine whose place it takes by default."""
         return self.speedup is not None and _load(self.speedup.obstacle)(compiled) is None
 
     def kernel_types_of(self, scope: Scope) -> Callable[[], Btf | None] | None:

@@ -125,9 +125,9 @@ class EbpfEngine(Engine):
 
     def drawback(self, job: Job) -> str | None:
         """
-        Return the reason not to insert uprobes for a process or command, which affect all processes.
+        Return the reason not to insert uprobes, which affect all processes, for a job with one process or command.
 
-        None if none.
+        None: nothing speaks against it.
         """
         compiled, scope = job.compiled, job.scope
         if compiled.resolved is None or not scope.is_tree:
@@ -158,7 +158,9 @@ class EbpfEngine(Engine):
         self._planner.plan_everywhere(probes, diagnostics)
 
     def attach(self, plan: Plan) -> EbpfSession:
-        """Attach the program, and start the command if there is one."""
+        """
+        Attach the planned program, start the job's command if there is one, and return the session that reads records.
+        """
         from dprobes.engines.ebpf.read.ebpf_session import EbpfSession
 
         session = EbpfSession(self._settings, plan.job)

@@ -36,7 +36,11 @@ _PROCESSORS = ("i386", "x86_64")
 
 
 def ebpf_listing(compiled: ResolvedProgram) -> Iterator[str]:
-    """Iterate over the lines of all handlers of a program; raise ``NotSupportedError`` for a processor without eBPF."""
+    """
+    Iterate over the lines of a listing of a program's handlers in eBPF, each instruction after its RPN instruction.
+
+    Raise ``NotSupportedError`` for a processor without eBPF.
+    """
     target = compiled.architecture
     if target.name not in _PROCESSORS:
         raise NotSupportedError(f"handlers are compiled to eBPF for {' and '.join(_PROCESSORS)}, not for {target.name}")

@@ -273,7 +273,11 @@ def _conflicts_among(differing: dict[int, _Differences]) -> Iterator[Conflict]:
 
 
 def conflict_outside(path: str, places: Sequence[Place], inside: Collection[int]) -> str | None:
-    """Return a message about a process outside of ``inside`` whose code excludes a uprobe; None if there is none."""
+    """
+    Return a message about a process whose code excludes a uprobe at ``places`` in the file ``path``; None without one.
+
+    A debugger's breakpoint or other changed code there excludes it. Processes with an id in ``inside`` are ignored.
+    """
     for conflict in find_conflicts(path, places) if places else ():
         if conflict.pid not in inside:
             name = process_field(conflict.pid, "Name")
@@ -305,7 +309,7 @@ _Differences = tuple[list[int], list[int]]
 
 
 def _certain_differences(path: str, mapper: Mapper, places: Sequence[Place]) -> _Differences:
-    """Return the differences of a process; none if it called execve during the comparison."""
+    """Return the result of ``_differences``; two empty lists if the process called execve during the comparison."""
     seen: Mapper | None = mapper
     while seen is not None:
         mapper, found = seen, _differences(seen, places)
@@ -318,7 +322,9 @@ def _certain_differences(path: str, mapper: Mapper, places: Sequence[Place]) -> 
 
 
 def _differences(mapper: Mapper, places: Sequence[Place]) -> _Differences:
-    """Return the file offsets of breakpoints and of other changed code in a process."""
+    """
+    Return the file offsets of ``places`` at which a process has breakpoints, and of those with other changed code.
+    """
     breakpoints: list[int] = []
     patched: list[int] = []
     trampolines: list[Mapping] | None = None
@@ -358,7 +364,12 @@ def _is_in_jump(original: bytes, before: bytes) -> bool:
 
 
 def _compare(raw: bytes, found: bytes, address: int, trampolines: Sequence[Mapping]) -> _Finding:
-    """Return the kind of the code ``found`` at ``address``, compared with the file's ``raw``."""
+    """
+    Return the kind of the code ``found`` at ``address`` in a process: unchanged, a breakpoint, a uprobe's, or changed.
+
+    ``raw`` are the instruction's bytes in the file, ``trampolines`` the process's mappings of the kernel's uprobe
+    trampolines.
+    """
     if found == raw:
         return _Finding.SAME
     if found[0] in (_INT3, _CALL) and is_replaced_by_call(raw, 64):
@@ -371,7 +382,9 @@ def _compare(raw: bytes, found: bytes, address: int, trampolines: Sequence[Mappi
 
 
 def _copied(memory: _Memory, mapper: Mapper, places: Sequence[Place]) -> Iterator[tuple[int, Place]]:
-    """Iterate over the places that are in private copies of pages, with their addresses in the process."""
+    """
+    Iterate over the ``places`` in pages that the process has copied (MAP_PRIVATE), with their addresses in the process.
+    """
     for mapping in mapper.mappings:
         first = bisect_left(places, (mapping.offset,))
         after = bisect_left(places, (mapping.offset + mapping.end - mapping.start,))

@@ -179,7 +179,7 @@ def leave(owner: Descriptors, descriptors: Iterable[int]) -> None:
 
 def _kept(job: Job, file: ModuleFile) -> frozenset[int]:
     """
-    Return the file offsets of the breakpoints that the program to be replaced has in a file.
+    Return the file offsets of the breakpoints that the program to be replaced has in a file; empty if none is replaced.
 
     New breakpoints are not moved beyond one of them: a thread in between would hit both programs at the switch-over.
     """
@@ -199,13 +199,13 @@ def _missing(name: str) -> EngineError:
 
 
 def doubts_about(planned: PlannedFile) -> list[Notice]:
-    """Return a notice with the warnings about a file; empty if there are none."""
+    """Return one notice with all warnings from the plan of a file, in a list; an empty list without warnings."""
     message = f"{planned.path}: this file does not match the program"
     return [Notice(message, details=planned.warnings)] if planned.warnings else []
 
 
 def refused(file: ModuleFile, error: SourceError | TargetError) -> Notice:
-    """Return the notice that a file cannot be probed."""
+    """Return the notice that the program cannot be inserted into a file of the module; ``error`` is the reason."""
     if isinstance(error, TargetError):
         return Notice(f"{file.path}: {error.message}", error.hint)
     return Notice(f"{file.path}: the program cannot be inserted here", details=error.message)
@@ -223,7 +223,11 @@ def _files(job: Job, found: Path | None, users: ForeignUsers) -> list[ModuleFile
 
 
 def _of_other_processors(job: Job, known: Sequence[Path], thread: int | None) -> Iterator[Path]:
-    """Iterate over the module's files on this machine for architectures that no file in ``known`` has."""
+    """
+    Iterate over the module's files on this machine for architectures that no file in ``known`` has.
+
+    ``thread`` is a thread in whose root directory the files are searched for; None: in that of this process.
+    """
     own = job.resolved.architecture.name if job.resolved is not None else None
     others = {8: {"x86_64"}, 4: {"i386"}}.get(job.program.word_size or 0, {"x86_64", "i386"})
     command = job.scope.command[0] if job.scope.command else None

@@ -55,7 +55,9 @@ class ProbeNumbers:
         return range(first, len(self.probes))
 
     def enter_events(self, events: Sequence[EventProbe]) -> range:
-        """Assign numbers to events, and return them."""
+        """
+        Assign the next free numbers to perf events, samplers or watchpoints, and return the range of these numbers.
+        """
         first = len(self.probes)
         for event in events:
             self.events[len(self.probes)] = event
@@ -63,7 +65,11 @@ class ProbeNumbers:
         return range(first, len(self.probes))
 
     def renew_event(self, number: int, event: EventProbe) -> None:
-        """Replace an event by the same watchpoint or sampler at other addresses."""
+        """
+        Replace the event ``number`` by the same watchpoint or sampler at other addresses.
+
+        The addresses change when the kernel loads a module again.
+        """
         self.events[number] = event
         self.probes[number] = event.probe
 
@@ -143,7 +149,7 @@ def _of_limited_size(parts: Iterable[Part]) -> Iterator[list[Part]]:
 
 
 def _kind(part: Part, layer: int) -> tuple[int, Placement | None, bool, bool, int]:
-    """Return the properties that parts with the same BPF program and link must have in common."""
+    """Return the key by which parts are grouped: parts with the same key can share a BPF program and a link."""
     own = part.placement if part.placement.is_in_kernel or part.placement is Placement.URETPROBE else None
     return id(part.file), own, bool(part.sites[0][1].anchor), part.code.sleepable, layer
 
@@ -319,7 +325,7 @@ class HandlerCompiler:
         return tuple(arguments[used - 1] for used in arguments_used(self._program, probe.definition))
 
     def event_parts(self, numbers: Iterable[int]) -> Iterator[Part]:
-        """Compile the handlers of events."""
+        """Compile the handlers of the perf events with these numbers; yield a part for each."""
         for number in numbers:
             event = self._numbers.events[number]
             if event.probe.state is ProbeState.COMPILED:

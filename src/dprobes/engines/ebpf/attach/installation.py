@@ -331,7 +331,9 @@ class Installation:
         return form_of(entry_of(traced) if site.is_entry else traced, self._features.types)
 
     def _watching_of(self, number: int) -> ModuleWatch | None:
-        """Return the watch on the module of a watchpoint; None for other probepoints."""
+        """
+        Return the object that places a watchpoint in each process that maps its module; None for other probepoints.
+        """
         event = self.numbers.events.get(number)
         if event is None or event.module is None or event.probe.kind is not ProbeKind.WATCHPOINT:
             return None
@@ -421,7 +423,11 @@ class Installation:
         return tuple(number for number, sites in self.numbers.sites.items() if sites and number not in absent)
 
     def attach_events(self, numbers: Iterable[int]) -> list[StateEvent]:
-        """Compile and attach perf events in a module that was loaded later; return the states of those that fail."""
+        """
+        Compile and attach perf events in a module that was loaded after the start of the run.
+
+        ``numbers`` are those of the probepoints. Return a state for each event that the kernel refuses.
+        """
         for number in numbers:
             self._unavailable.pop(number, None)
         return self._attach(list(self._compiler.event_parts(numbers)), [])
@@ -436,7 +442,7 @@ class Installation:
         self.attachments.close()
 
     def breakpoints_in(self, descriptor: int) -> frozenset[int]:
-        """Return the file offsets of the breakpoints in an open file."""
+        """Return the file offsets of this program's uprobes in the file that is open as ``descriptor``."""
         status = os.fstat(descriptor)
         return frozenset(offset for offset, _ in self.original_bytes().get((status.st_dev, status.st_ino), ()))
 

@@ -121,7 +121,7 @@ class LoadMaps:
         return [traps + handlers for traps, handlers in zip(*both, strict=True)]
 
     def column(self, what: ProbeLoad) -> list[int]:
-        """Return one 64-bit field of all entries, in their order."""
+        """Return the field ``what`` of every entry of the map, 64 bits each, in the order of the entries."""
         return list(self._probes.words[what // 8 :: PROBE_LOAD_SIZE // 8])
 
     def skipped(self, entry: int) -> int:
@@ -208,7 +208,7 @@ class CounterEvents(Descriptor):
             raise
 
     def close(self) -> None:
-        """Close the map and its events."""
+        """Close the map and the perf events in it."""
         super().close()
         self._events.close()
 
@@ -307,13 +307,13 @@ class SharedMaps:
             self._stack = stack.pop_all()
 
     def _add(self, name: MapName, made: MapT) -> MapT:
-        """Register a map under the name that handlers use, and take ownership of it."""
+        """Register a map under the name by which handlers refer to it, take ownership of it, and return it."""
         self.descriptors[name] = made.fd
         self._stack.enter_context(made)
         return made
 
     def _make_common(self, sizes: Sizes) -> None:
-        """Create the maps that every program needs."""
+        """Create the maps that every program needs, with the numbers of entries in ``sizes``."""
         self.ring = self._add(MapName.RING, RingBuffer(sizes.ring, "dprobes_ring"))
         scope_size = _SCOPE_SIZE if sizes.for_tree else 1
         scope = HashMap(4, SCOPE_VALUE.size, scope_size, "dprobes_scope", preallocated=sizes.for_events)
@@ -328,7 +328,7 @@ class SharedMaps:
         self._add(MapName.SAMPLES, ArrayMap(samples, name="dprobes_samples"))
 
     def _make_variables(self, sizes: Sizes, tables: Sequence[Table], shared_tables: AbstractSet[int]) -> None:
-        """Create the maps of variables and tables, which companions share."""
+        """Create the maps of variables and tables, which the companions of a principal share."""
         before = set(self.descriptors)
         self._locals: ArrayMap = self._add(MapName.LOCALS, ArrayMap(8 * power_of_two(sizes.locals), name="dprobes_lv"))
         per_cpu = 8 * power_of_two(sizes.cpu_variables) * sizes.cpus
@@ -356,13 +356,13 @@ class SharedMaps:
         self._of_variables: AbstractSet[MapName] = self.descriptors.keys() - before
 
     def _share_variables(self, owner: SharedMaps) -> None:
-        """Use the maps of variables and tables of another program."""
+        """Use the maps of variables and tables of ``owner``, the principal, which closes them."""
         self._locals, self._cpu, self.tables = owner._locals, owner._cpu, owner.tables
         self._of_variables = owner._of_variables
         self.descriptors |= {name: owner.descriptors[name] for name in self._of_variables}
 
     def _make_wanted(self, sizes: Sizes) -> None:
-        """Create the maps that only some programs need."""
+        """Create the maps for optional features of a program, as far as their members of ``sizes`` are not 0."""
         if sizes.entry:
             self._add(MapName.ENTRIES, LruHashMap(32, sizes.entry, _ENTRIES, "dprobes_entries"))
             self._add(MapName.SPACES, LruHashMap(4, 8, _SPACES, "dprobes_spaces"))
@@ -477,7 +477,7 @@ class SharedMaps:
         return {entry for entry, value in enumerate(column) if value}
 
     def local_variables(self) -> list[int]:
-        """Return the values of the local variables."""
+        """Return the values of the local variables, 64 bits each, by index."""
         count, _ = self._counts
         return list(self._locals.words[:count]) if count else []
 
@@ -501,7 +501,7 @@ class SharedMaps:
                         words[start + index] = 0
 
     def change(self, changes: Sequence[ValueChange]) -> None:
-        """Apply changes of local variables and tables."""
+        """Set local variables, and change keyed tables, as each change specifies."""
         for change in changes:
             match change:
                 case VariableChange(index, value):

@@ -93,7 +93,12 @@ _STACK = -40
 
 
 def arrival_program(scope: Filter, abilities: Abilities) -> Assembled:
-    """Return the BPF program at the module's first instructions; its cookie is the link address of the instruction."""
+    """
+    Return the BPF program for the uprobes at the module's first instructions, where a thread waits for watchpoints.
+
+    The cookie of such a uprobe is the link address of its instruction. ``scope`` has the conditions for a process to
+    wait.
+    """
     asm = Assembler()
     out, new, mapped, full, waiting = (asm.label() for _ in range(5))
     asm.mov(R6, R1)
@@ -143,7 +148,7 @@ def arrival_program(scope: Filter, abilities: Abilities) -> Assembled:
 
 def _wait_a_turn(asm: Assembler, entry: int, abilities: Abilities) -> None:
     """
-    Write the loop's callback, at the label ``entry``, which polls until the watchpoints are attached.
+    Write the callback of bpf_loop, at the label ``entry``, which polls until the watchpoints are attached.
 
     Its argument R2 points to the caller's stack, from ``_STACK`` on. It returns 1 to end the loop.
     """
@@ -303,7 +308,7 @@ class ModuleWatch:
 
     def add(self, number: int, memory: WatchedMemory, program: int) -> Watch:
         """
-        Add watchpoint ``number``.
+        Add the watchpoint with the number ``number``, and return its breakpoints.
 
         ``program`` is the descriptor of its loaded handler. The caller closes the result.
         """
@@ -337,7 +342,7 @@ class ModuleWatch:
             self._prepare()
 
     def _follow(self) -> None:
-        """Attach the BPF programs that update MAPPERS."""
+        """Attach the BPF programs at fork, exec and exit, which update the map MAPPERS."""
         features, maps = self._features, self.maps
         sleepable = Feature.SLEEPABLE_UPROBE in features
         abilities = Abilities(sleepable=sleepable, user=os.geteuid(), paging=paging_layout(features))
@@ -383,7 +388,7 @@ class ModuleWatch:
     # Processes
 
     def _adopt(self, mapper: Mapper) -> None:
-        """Start watching in a process that runs already."""
+        """Attach the watchpoints for a process that has mapped the module before the run began."""
         key = _PID.pack(mapper.pid)
         bias = load_bias(self._resolved.module.elf, mapper.mappings)
         while bias is not None:
@@ -398,7 +403,12 @@ class ModuleWatch:
         self._mappers.discard(key)
 
     def _watch(self, bias: int, pid: int, *, always: bool = False) -> None:
-        """Attach all watchpoints for a load bias, and resume the processes that wait for them."""
+        """
+        Attach all watchpoints for a load bias, and resume the threads that wait for them.
+
+        ``pid`` is a process that maps the module with this bias. With ``always``, they stay attached when no process
+        maps the module there any more.
+        """
         with self._lock:
             if bias not in self._places:
                 self._attach(self._watches, bias, pid)

@@ -120,7 +120,7 @@ class MovableBreakpoint(Descriptors):
         self._address = address
 
     def rest(self) -> None:
-        """Watch no memory until the next ``move``."""
+        """Disable the breakpoint on all CPUs; ``move`` enables it at another address."""
         self._address = None
         for event, _ in self._events.values():
             perf_calls.disable(event)
@@ -299,7 +299,11 @@ def events_everywhere(program: Program, request: Request) -> tuple[tuple[EventPr
 
 
 def lower_entry(event: EventProbe, entry: int, base: Request) -> Lowered:
-    """Compile the BPF program that keeps the entry of a system call for the handler of its return."""
+    """
+    Compile the BPF program at the entry of a system call that keeps the registers for the handler of its return.
+
+    ``entry`` is the index of the probepoint in the probe table, ``base`` has the properties that all handlers share.
+    """
     from dprobes.bpf.lower import host_of
     from dprobes.bpf.lower.hits.call_entries import entry_program
 
@@ -309,7 +313,11 @@ def lower_entry(event: EventProbe, entry: int, base: Request) -> Lowered:
 
 
 def lower_event(event: EventProbe, program: Program, entry: int, base: Request) -> Lowered:
-    """Compile the handler of an event, whose entry in the probe table is ``entry``."""
+    """
+    Compile the handler of an event, whose entry in the probe table is ``entry``.
+
+    ``base`` has the properties that all handlers of the program share.
+    """
     probe, definition = event.probe, event.probe.definition
     request = replace(
         base,
@@ -357,7 +365,11 @@ def _with_symbols(request: Request, resolved: ResolvedKernel) -> Request:
 
 
 def _sampled(resolved: ResolvedModule, paths: Sequence[str]) -> tuple[MappedModule, VmaLayout]:
-    """Return the data by which BPF programs recognize the code of a module."""
+    """
+    Return the module, with the identities of all its files ``paths``, and the offsets in vm_area_struct.
+
+    By these a BPF program decides whether an interrupted thread executes the module.
+    """
     with KernelTypes() as types:
         layout = vma_layout(types)
     try:

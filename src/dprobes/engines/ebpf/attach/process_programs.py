@@ -117,7 +117,7 @@ def load_process(asm: Assembler) -> None:
 
 
 def add_to_status(asm: Assembler, word: Status, number: int) -> None:
-    """Add to a word of STATUS; clobbers R1 and R2."""
+    """Add ``number`` to a word of the map STATUS atomically; clobbers R1 and R2."""
     asm.load_value(R1, MapName.STATUS, word)
     asm.mov(R2, number)
     asm.atomic(Atomic.ADD, R1, 0, R2)
@@ -297,7 +297,7 @@ def follow_processes(
     maps: Mapping[MapName, int], types: KernelTypes, *, children: bool, awaits_exec: bool = False
 ) -> Descriptors:
     """
-    Keep SCOPE up to date until the result is closed.
+    Attach the BPF programs that keep SCOPE up to date at fork, exec and exit, until the result is closed.
 
     With ``children``, the children of processes in scope are added. With ``awaits_exec``, a process whose
     ``awaiting_key`` is in SCOPE is added when it calls execve.
@@ -323,7 +323,7 @@ _KEY, _IDENTITY = -8, -16
 
 def follow_threads(maps: Mapping[MapName, int], types: KernelTypes) -> Descriptors:
     """
-    Delete data about threads and processes when they end, until the result is closed.
+    Attach BPF programs that delete the data about threads and processes when they end, until the result is closed.
 
     These are the data in THREAD_VARIABLES and SPACES, if the maps exist. A thread's variables are deleted at execve. At
     its end they are deleted after it has left its CPU for the last time and its id was released. This happens before
@@ -364,7 +364,9 @@ def _thread_exit_program() -> Assembled:
 
 
 def _thread_free_program(types: KernelTypes) -> Assembled:
-    """Return the program on ``sched_process_free(task)``, which runs when the thread cannot run any more."""
+    """
+    Return the program on ``sched_process_free(task)``, which deletes the data of a thread that cannot run any more.
+    """
     asm = Assembler()
     end = asm.label()
     load_argument(asm, R6, 0)
@@ -381,7 +383,11 @@ def _thread_free_program(types: KernelTypes) -> Assembled:
 
 
 def _thread_fork_program(known: Known, types: KernelTypes) -> Assembled:
-    """Return the program on ``sched_process_fork(parent, child)``, which runs before the new thread does."""
+    """
+    Return the program on ``sched_process_fork(parent, child)``, which deletes data of a former thread with the id.
+
+    It runs before the new thread does.
+    """
     asm = Assembler()
     load_argument(asm, R2, 1)
     asm.load(R0, R2, types.member_offset("task_struct", "pid"), Size.W)
@@ -391,7 +397,7 @@ def _thread_fork_program(known: Known, types: KernelTypes) -> Assembled:
 
 def _thread_exec_program(known: Known) -> Assembled:
     """
-    Return the program on ``sched_process_exec(task, old_pid, ...)``.
+    Return the program on ``sched_process_exec(task, old_pid, ...)``, which deletes the data under both thread ids.
 
     The task has the thread group leader's id now.
     """
@@ -423,10 +429,10 @@ _READING = -32
 
 def follow_counters(maps: Mapping[MapName, int], types: KernelTypes, counters: CounterLayout) -> Descriptors:
     """
-    Maintain the cells in COUNTERS until the result is closed.
+    Attach BPF programs that maintain the cells in COUNTERS, one for each thread and counter.
 
-    A cell is updated when a CPU switches to another thread. It is deleted when its thread executes a program or ends,
-    and once more when another thread gets its id, before that thread first runs.
+    They run until the result is closed. A cell is updated when a CPU switches to another thread. It is deleted when its
+    thread executes a program or ends, and once more when another thread gets its id, before that thread first runs.
     """
     cells = range(len(counters.cells))
     programs = {
@@ -466,7 +472,7 @@ def _store_counter_key(asm: Assembler, cell: int) -> None:
 
 def _switch_program(types: KernelTypes, counters: CounterLayout) -> Assembled:
     """
-    Return the program on ``sched_switch(preempt, prev, next, ...)``.
+    Return the program on ``sched_switch(preempt, prev, next, ...)``, which updates the counters of both threads.
 
     A thread that has read no counter costs a look-up for each counter.
     """
@@ -484,7 +490,12 @@ def _switch_program(types: KernelTypes, counters: CounterLayout) -> Assembled:
 
 
 def _update_cell(asm: Assembler, cell: int, *, has_event: bool, is_end: bool) -> None:
-    """End (``is_end``) or begin the time of the thread in R6 on this CPU, if it has the cell. Clobbers R0-R5 and R7."""
+    """
+    Write code that starts, or with ``is_end`` stops, counting for the thread in R6 on this CPU, if it has the cell.
+
+    ``cell`` is the index of the counter; with ``has_event`` its value is that of a perf event, else a time. Clobbers
+    R0-R5 and R7.
+    """
     from dprobes.bpf.lower.hosts.thread_counters import read_event
 
     unread, done = asm.label(), asm.label()
@@ -673,5 +684,5 @@ class FaultWatch:
         return None
 
     def close(self) -> None:
-        """End the watch."""
+        """Detach the program that reports fault signals."""
         self._link.close()

@@ -61,7 +61,7 @@ class ScopeMap(Protocol):
     def __setitem__(self, key: bytes, value: bytes) -> None: ...
 
     def discard(self, key: bytes) -> bool:
-        """Delete a key; return whether it existed."""
+        """Delete the key of a process; return whether the map had it."""
 
 
 KEY = struct.Struct("=I")
@@ -72,8 +72,8 @@ def plant(scope: ScopeMap, set_alive: Callable[[int], None], pid: int, *, follow
     """
     Add a process to an empty scope, with ``follow`` also its descendants; raise OSError with the kernel's error.
 
-    ``set_alive`` sets the number of living processes before they are added. Return the number, 0 or negative, of
-    corrections: of processes that had ended before.
+    ``set_alive`` stores the number of living processes, before the processes are added. Return the number to add to it:
+    0, or a negative number if processes had ended by then.
     """
     wanted = [pid, *(descendants(pid) if follow else ())]
     # No program updates the number while the map is empty.
@@ -87,7 +87,11 @@ def plant(scope: ScopeMap, set_alive: Callable[[int], None], pid: int, *, follow
 
 
 def put(scope: ScopeMap, pid: int, number: int | None = None) -> int:
-    """Add a process to the scope, with the key ``number`` if it is not None; return -1 if it has ended, else 0."""
+    """
+    Add the process ``pid`` to the scope; its key is ``number``, by default its id.
+
+    Return the correction of the number of living processes: -1 if the process has ended, else 0.
+    """
     key = KEY.pack(pid if number is None else number)
     scope[key] = bytes(SCOPE_VALUE.size)
     # No program has counted the end of a process that ended before it had a key.
@@ -95,7 +99,11 @@ def put(scope: ScopeMap, pid: int, number: int | None = None) -> int:
 
 
 def withdraw(scope: ScopeMap, key: bytes) -> int:
-    """Delete the key of a process whose end no BPF program has counted; return -1 if the key existed, else 0."""
+    """
+    Delete the key of a process whose end no BPF program has counted.
+
+    Return the correction of the number of living processes: -1 if the key existed, else 0.
+    """
     try:
         _, _, has_ended = SCOPE_VALUE.unpack(scope[key])
     except KeyError:
@@ -143,7 +151,7 @@ def is_initial_namespace() -> bool:
 
 
 def filter_of(scope: Scope) -> Filter:
-    """Return the conditions that handlers check; they always exclude this process."""
+    """Return the conditions on the process that handlers check for a scope; they always exclude this process."""
     if scope.is_tree:
         return Filter(processes=True)
     excluded = os.getpid()
@@ -307,7 +315,7 @@ class ProcessTree:
         return self._maps.alive + self._extra
 
     def close(self) -> None:
-        """Stop updating SCOPE."""
+        """Detach the BPF programs that update SCOPE."""
         self._links.close()
 
 

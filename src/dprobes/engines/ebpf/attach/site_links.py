@@ -121,7 +121,7 @@ class Attachments:
         return probe in self._ended
 
     def links(self) -> Iterator[Descriptors]:
-        """Iterate over the attached links."""
+        """Iterate over the BPF links of all attached groups."""
         yield from [group.link for group in self._groups if group.link is not None]
 
     def is_there(self, probe: int) -> bool:
@@ -148,7 +148,7 @@ class Attachments:
 
     @property
     def is_settled(self) -> bool:
-        """True if ``renew`` has nothing to do."""
+        """True if no group has sites of removed probepoints, which ``renew`` would detach."""
         return not self._dirty
 
     def renew(self, *, at_once: bool = False) -> None:
@@ -178,7 +178,11 @@ class Attachments:
             self._join()
 
     def _switch(self, group: Group) -> None:
-        """Attach the remaining sites with their other entries in the probe table, and enable these entries."""
+        """
+        Attach the remaining sites of a group with the other of a probepoint's two entries in the probe table.
+
+        These entries take over the counts, and are enabled. A handler that was running counts in the old entry.
+        """
         old, new = group.bank * self._bank_size, (1 - group.bank) * self._bank_size
         probes = {probe for probe, _ in group.sites}
         for probe in probes:
@@ -280,7 +284,7 @@ class CpuArrivals:
                 yield Notice(f"CPU {cpu} came online, and not all is sampled and watched there: {reason_of(refusal)}")
 
     def close(self) -> None:
-        """Stop following CPUs."""
+        """Close the netlink socket that reports CPUs coming online."""
         if self._news is not None:
             self._news.close()
             self._news = None

@@ -82,7 +82,11 @@ def trampoline() -> Trampoline:
 
 
 def _status_of_call(*, filtered: bool) -> int:
-    """Return the exit code of a process that makes the system call: its errno, or the negative number of its signal."""
+    """
+    Return the exit code of a child process that makes the tested system call, with ``filtered`` under seccomp.
+
+    It is the errno of the call, 0 for success, or the negative number of the signal that ended the child.
+    """
     # PyDLL keeps the GIL: in the child, another thread that holds the GIL would not exist. os.fork is not needed: the
     # child uses nothing that the interpreter would have to reinitialize.
     libc = ctypes.PyDLL(None, use_errno=True)

@@ -137,9 +137,7 @@ class KernelMisses:
 
     def _count_of(self, links: Descriptors, group: Group) -> Callable[[Sequence[int]], Sequence[int]] | None:
         """
-        Return a function that maps the descriptors of links to their missed hits.
-
-        None if the kernel has no counts.
+        Return a function that maps the descriptors of links to their numbers of missed hits; None without such numbers.
         """
         if group.placement.is_trampoline:
             return None
@@ -246,7 +244,11 @@ class KernelGroups:
         """The reasons for which the kernel refused probepoints, by number."""
 
     def link(self, group: Group, places: Sequence[tuple[int, int]]) -> Descriptors:
-        """Attach a group in the kernel, and return its links; refused sites are removed from the group."""
+        """
+        Attach the BPF program of a group in the kernel, and return its links; refused sites are removed from the group.
+
+        ``places`` are pairs of an address and a cookie, one for each site.
+        """
         if group.is_entry:  # entries have no handler that could miss hits
             return self._wait(group, places) if group.sites[0][1].anchor else self._link(group, places)
         if group.sites[0][1].anchor:
@@ -290,7 +292,7 @@ class KernelGroups:
         return links
 
     def _reason_of(self, site: Site) -> str | None:
-        """Return the reason why the kernel returns EINVAL for a place; None if it is unknown."""
+        """Return the reason, a clause, why the kernel returns EINVAL for a kprobe at a site; None if it is unknown."""
         if self._planned is None:
             return None
         kernel = self._planned.resolved.module.kernel
@@ -311,7 +313,12 @@ class KernelGroups:
         return links
 
     def _wait(self, group: Group, places: Sequence[tuple[int, int]]) -> Descriptors:
-        """Attach a group of sites with anchors, in a module that may be loaded or unloaded later."""
+        """
+        Attach the BPF program of a group to kprobes in a kernel module that is loaded or unloaded during the run.
+
+        The kprobes are defined in tracefs by ``SYMBOL+DISTANCE``, the anchor of each site. ``places`` are pairs of an
+        address, which is ignored, and a cookie, one for each site.
+        """
         if self._waiting is None:
             from dprobes.engines.ebpf.inkernel.waiting_kprobes import WaitingProbes
 
@@ -321,7 +328,11 @@ class KernelGroups:
         return self._waiting.attach(group.program, anchors, at_return=group.placement.is_return)
 
     def _link_counter(self, entries: EntryKprobes) -> Descriptors:
-        """Attach a counter of calls whose return the kernel cannot track, if the kernel does not count them itself."""
+        """
+        Attach to ``entries`` a BPF program that counts calls whose return the kernel cannot track.
+
+        Return its links; none if the addresses of the kernel's return trampolines are unknown.
+        """
         assert self._planned is not None, "something in the kernel is planned"
         trampolines = self._planned.resolved.module.kernel.return_trampolines
         if not trampolines:
@@ -361,9 +372,9 @@ class KernelGroups:
 
     def _read_unseen(self, unseen: ArrayMap) -> Counter[int]:
         """
-        Return the number of calls whose return was not seen, keyed by probepoint.
+        Return the number of calls whose return ran no handler, keyed by probepoint.
 
-        Each has two entries in the map.
+        The map ``unseen`` has two entries for each probepoint.
         """
         bank = self._request.tables.probes // 2
         found: Counter[int] = Counter()

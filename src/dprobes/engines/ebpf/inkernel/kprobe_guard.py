@@ -54,7 +54,11 @@ class Guard:
 
 
 def remove_lines(directory: int, lines: list[str], patience: float = _PATIENCE) -> None:
-    """Remove lines, each GROUP/EVENT; for up to ``patience`` seconds, retry those that are in use."""
+    """
+    Remove kprobe events from ``kprobe_events``; for up to ``patience`` seconds, retry those that are in use.
+
+    ``lines`` are their names, GROUP/EVENT each; ``directory`` is a descriptor of tracefs.
+    """
     end = time.monotonic() + patience
     for line in lines:
         while _remove(directory, line) == _BUSY and time.monotonic() < end:
@@ -62,7 +66,9 @@ def remove_lines(directory: int, lines: list[str], patience: float = _PATIENCE) 
 
 
 def _remove(directory: int, line: str) -> int:
-    """Remove a line; return the kernel's error number, 0 if it is gone."""
+    """
+    Remove the kprobe event ``line``, GROUP/EVENT, from ``kprobe_events``; return the error number, 0 if it is gone.
+    """
     try:
         descriptor = os.open(_LINES, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, dir_fd=directory)
         try:
@@ -82,7 +88,11 @@ def _lines_of(directory: int, group: str) -> list[str]:
 
 
 def main(group: str, pipe: int, directory: int) -> None:
-    """Wait for the end of the pipe, and remove the remaining lines of the group."""
+    """
+    Wait until the other end of ``pipe`` is closed, then remove the remaining kprobe events of ``group``.
+
+    ``directory`` is a descriptor of tracefs.
+    """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
     while os.read(pipe, 1):

@@ -102,7 +102,7 @@ class ModuleFollower:
             yield from self._present()
 
     def close(self) -> None:
-        """Stop following the module."""
+        """Close the events that report the loading and unloading of the module."""
         if self._events is not None:
             self._events.close()
 

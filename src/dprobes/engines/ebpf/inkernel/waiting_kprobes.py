@@ -58,7 +58,7 @@ class WaitingProbes:
 
     def attach(self, program: int, places: Iterable[tuple[str, int]], *, at_return: bool) -> WaitingLinks:
         """
-        Attach a BPF program to pairs of an anchor in the module and a cookie.
+        Attach a BPF program to ``places``, pairs of ``SYMBOL+DISTANCE`` in the kernel module and a cookie.
 
         With ``at_return``, the program runs at the returns of the functions. Raise ``EngineError`` if the kernel
         refuses.
@@ -118,7 +118,7 @@ class WaitingProbes:
             remove_lines(self._open().descriptor, lines)
 
     def close(self) -> None:
-        """Stop the guard and close tracefs."""
+        """Stop the guard process that removes kprobes after a crash, and close tracefs."""
         self._files = None
         self._stack.close()
 
@@ -154,7 +154,7 @@ class WaitingLinks(Descriptors):
         return [missed.get(line.partition("/")[2], 0) for line in self.lines]
 
     def close(self) -> None:
-        """Close the links, and remove the kprobes."""
+        """Close the BPF links, and remove the kprobe events from tracefs."""
         super().close()
         lines, self.lines = self.lines, []
         self._owner.remove(lines)
@@ -172,7 +172,7 @@ def parse_misses(text: str) -> dict[str, int]:
 
 
 def _remove_leftovers(files: TraceFiles) -> None:
-    """Remove the lines of processes of dprobes that were killed together with their guards."""
+    """Remove the kprobe events of dprobes processes that were killed together with their guard processes."""
     # Process ids in names are those of the writer's PID namespace; only the initial one shows all processes.
     if not is_initial_namespace():
         return

@@ -247,7 +247,11 @@ def attach_typed_tracepoint(
 def attach_tracepoints(
     programs: Mapping[str, Assembled], maps: Mapping[MapName, int], types: KernelTypes
 ) -> Descriptors:
-    """Load programs, and attach them to typed tracepoints, in the order of ``programs``."""
+    """
+    Load BPF programs, keyed by tracepoint, and attach them to tracepoints with BTF, in the order of ``programs``.
+
+    The result has their links. ``maps`` has the descriptors of the maps that the programs name.
+    """
     links = Descriptors()
     try:
         for tracepoint, program in programs.items():
@@ -267,7 +271,7 @@ class ProgramForm(NamedTuple):
 
 
 def form_of(traced: TracedEvent, types: KernelTypes) -> ProgramForm:
-    """Return the form of the programs for a tracepoint."""
+    """Return the program type, attach type and BTF id with which programs for a tracepoint are loaded."""
     from dprobes.target.kernel.traced_fields import Source
 
     if traced.source is Source.RECORD:
@@ -460,7 +464,12 @@ def attach_kernel(
 def _attach_functions(
     program: int, places: Sequence[tuple[int, int]], placement: Placement, refusals: dict[int, str] | None
 ) -> Descriptors:
-    """Attach a BPF program to functions by one link (kprobe_multi)."""
+    """
+    Attach a BPF program to kernel functions by one link of type kprobe_multi.
+
+    ``places`` are pairs of an address and a cookie. If the kernel refuses single addresses, they are left out and added
+    to ``refusals`` with the reason; None: a refusal raises an error.
+    """
     addresses = [address for address, _ in places]
     flags = KprobeMulti.RETURN if placement.is_return else KprobeMulti.NONE
     try:

@@ -86,9 +86,9 @@ TOO_MANY_FILES = "maps, handlers and links take a descriptor each: raise the lim
 @contextlib.contextmanager
 def explained(what: str) -> Iterator[None]:
     """
-    Return a context manager that converts an OSError without a file name to ``EngineError``.
+    Return a context manager in which the kernel's refusal of ``what`` raises ``EngineError``.
 
-    Such an OSError is the kernel's refusal of ``what``.
+    A refusal is an OSError without a file name.
     """
     try:
         yield
@@ -137,7 +137,7 @@ class Descriptor:
 
 
 class Descriptors:
-    """Owned descriptors that are closed together."""
+    """File descriptors that this object owns, and that are closed together."""
 
     def __init__(self, descriptors: Iterable[int] = ()) -> None:
         self._descriptors = list(descriptors)
@@ -207,7 +207,12 @@ def load(
     attach_btf_id: int = 0,
     name: str = "",
 ) -> int:
-    """Load a program and return its file descriptor, which the caller closes; raise OSError with the kernel's error."""
+    """
+    Load a BPF program and return its descriptor, which the caller closes; raise OSError with the kernel's error.
+
+    ``maps`` has the descriptors of the maps that the code names. ``attach_btf_id`` is the BTF id of the function or
+    tracepoint to attach to; 0: none. ``name`` is the name that bpftool shows.
+    """
     with loadable(assembled, maps, kind, attach_type, flags, attach_btf_id, name) as program:
         return load_program(program)
 
@@ -223,9 +228,9 @@ def loadable(
     name: str = "",
 ) -> Iterator[Program]:
     """
-    Yield the arguments of BPF_PROG_LOAD.
+    Return a context manager that yields the arguments of BPF_PROG_LOAD for a program.
 
-    Within the context, the BTF of a program with several functions is loaded.
+    Within the context, the BTF of a program with several functions is loaded. The parameters are those of ``load``.
     """
     code = with_descriptors(assembled, maps)
     if len(assembled.functions) == 1:
@@ -290,7 +295,7 @@ class ArrayMap(Descriptor):
         return self._view("I")
 
     def close(self) -> None:
-        """Close the map and unmap its memory."""
+        """Unmap the memory of the map, and close its descriptor."""
         for view in self._views.values():
             view.release()
         self._views.clear()
@@ -364,7 +369,7 @@ class HashMap(Descriptor):
         return map_keys(self.fd, self._key_size)
 
     def discard(self, key: bytes) -> bool:
-        """Delete a key; return whether it existed."""
+        """Delete a key from the map; return whether it existed."""
         return delete_element(self.fd, key)
 
 
@@ -378,7 +383,11 @@ class _KernelMaps:
         return made
 
     def hash(self, key_size: int, value_size: int, entries: int, name: str, *, per_cpu: bool) -> HashMap:
-        """Return a preallocated hash table."""
+        """
+        Return a preallocated hash table of the kernel with at most ``entries`` keys; sizes are in bytes.
+
+        With ``per_cpu``, each CPU has a value of ``value_size`` bytes for a key.
+        """
         return HashMap(key_size, value_size, entries, name, preallocated=True, per_cpu=per_cpu)
 
 

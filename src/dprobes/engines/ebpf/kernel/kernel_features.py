@@ -65,7 +65,7 @@ class KeptAnswers:
         return self._read().get(key)
 
     def add(self, key: str, number: int) -> None:
-        """Add a number to the cache, and write the file."""
+        """Add a number under ``key`` to the cache of what this kernel supports, and write the cache file."""
         known = self._read()
         known[key] = number
         if self._boot:
@@ -126,11 +126,13 @@ class KernelTypes:
             self._opened()
 
     def find(self, kind: Kind, name: str) -> int:
-        """Return the id of a type."""
+        """Return the BTF id of the type with a kind and name in the running kernel."""
         return self._answer(f"{kind.name} {name}", lambda: self._opened().find(kind, name))
 
     def member_offset(self, composite: str, path: str) -> int:
-        """Return the offset of a member of a structure, in bytes."""
+        """
+        Return the offset in bytes of a member of the structure ``composite``; ``path`` may lead into nested structures.
+        """
         return self._answer(f"{composite}.{path}", lambda: self._opened().member_offset(composite, path))
 
     def signature(self, function: str) -> Signature | None:

@@ -49,7 +49,7 @@ def _layout(types: KernelTypes) -> TaskLayout:
 
 def _is_readable(features: Features) -> bool:
     """
-    Return whether sleepable and other BPF programs may read these fields.
+    Return whether sleepable and other BPF programs may read the fields of ``TaskLayout``.
 
     The result is cached until the next boot.
     """
@@ -87,7 +87,9 @@ def _reader(task: TaskLayout) -> Assembler:
 
 
 def vma_layout(types: KernelTypes) -> VmaLayout:
-    """Return the offsets in vm_area_struct; raise OSError or ``TargetError`` if the kernel's BTF lacks them."""
+    """
+    Return the offsets in vm_area_struct that handlers need; raise OSError or ``TargetError`` if the BTF lacks them.
+    """
     return VmaLayout(
         start=types.member_offset("vm_area_struct", "vm_start"),
         pages=types.member_offset("vm_area_struct", "vm_pgoff"),

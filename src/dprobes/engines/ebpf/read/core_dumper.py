@@ -33,7 +33,7 @@ _I386_REGISTERS_SIZE = 17 * 4
 
 @dataclass(slots=True, eq=False)
 class Dump:
-    """A core file that is being written."""
+    """A core file of a stopped process that a separate process writes."""
 
     pid: int
     name: str
@@ -43,7 +43,7 @@ class Dump:
 
     @property
     def is_done(self) -> bool:
-        """True if the writer has ended."""
+        """True if the process that writes the core file has ended."""
         return self.writer.poll() is not None
 
     def finish(self, *, abandoned: bool = False) -> Notice:

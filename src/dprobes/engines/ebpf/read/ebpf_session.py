@@ -175,7 +175,7 @@ class EbpfSession(Attachment):
         return Replacement.of(session_to_replace(self._features, self._job), self._features)
 
     def _take_findings(self, found: Findings, stack: contextlib.ExitStack) -> None:
-        """Take ownership of the found files, and start the search for other files of the module."""
+        """Let ``stack`` close the found files, and start the search for newly mapped files of the module."""
         self._notices += found.notices
         if found.files:
             self._new_files = NewFiles(self._settings.planner, self._job, found)
@@ -188,7 +188,7 @@ class EbpfSession(Attachment):
         self._sees_the_kernel = found.kernel is not None or bool(found.events)
 
     def _install(self, found: Findings, stack: contextlib.ExitStack) -> Installation:
-        """Create the maps of the program, and compile its handlers."""
+        """Create the maps of the program, and compile its handlers for the found files; ``stack`` closes the result."""
         scope, principal = self._job.scope, self._job.principal
         namespace = pid_namespace_of(scope) if self._settings.pid_namespace else None
         common = principal._installed.maps if isinstance(principal, EbpfSession) else None  # noqa: SLF001
@@ -238,7 +238,7 @@ class EbpfSession(Attachment):
             stack.callback(self._cpus.close)
 
     def _attach(self, installed: Installation, replacement: Replacement | None) -> None:
-        """Attach the handlers; they replace those of another session if there is one."""
+        """Attach the handlers; with a ``replacement`` they take over from those of the session that it replaces."""
         scope = self._job.scope
         states = installed.attach()
         self._notices += [*states, *notes_of_outsiders(states, scope, processes_of(scope))]
@@ -254,7 +254,7 @@ class EbpfSession(Attachment):
 
     def _begin_reading(self, installed: Installation, stack: contextlib.ExitStack) -> None:
         """
-        Create the stream of records.
+        Create the stream of records from the ring buffer; ``stack`` closes it.
 
         The modules for that are imported only now: the handlers were attached earlier.
         """
@@ -293,7 +293,9 @@ class EbpfSession(Attachment):
         return stack.enter_context(contextlib.closing(self._user_stacks))
 
     def _watch_images(self, stack: contextlib.ExitStack) -> Callable[[], None]:
-        """If the job has ``images``, start to report mappings to it; return the function that reports new ones."""
+        """
+        Start to report mappings to ``images`` of the job, if there are any; return a function that reports new ones.
+        """
         if self._job.images is None:
             return lambda: None
         from dprobes.engines.ebpf.read.image_watch import ImageWatch
@@ -364,7 +366,7 @@ class EbpfSession(Attachment):
         self._readings.reset_variables(first, last)
 
     def change(self, changes: Sequence[Change]) -> None:
-        """Make changes in their order (``make_changes``)."""
+        """Make changes of variables, tables and probepoints in their order (``make_changes``)."""
         make_changes(self, changes)
 
     def change_values(self, changes: Sequence[ValueChange]) -> None:
@@ -407,7 +409,7 @@ class EbpfSession(Attachment):
         self.stop()
 
     def breakpoints_in(self, descriptor: int) -> frozenset[int]:
-        """Return the file offsets of the breakpoints in an open file."""
+        """Return the file offsets of this session's uprobes in the file that is open as ``descriptor``."""
         return self._installed.breakpoints_in(descriptor)
 
     # Events

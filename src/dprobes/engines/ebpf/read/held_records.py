@@ -61,7 +61,7 @@ class HeldQueue:
         return self.first < self.end
 
     def add(self, items: Iterable[HeldItem]) -> None:
-        """Append single items."""
+        """Append items, records or ends of probepoints, with consecutive numbers."""
         if not self._parts or not isinstance(part := self._parts[-1], list):
             part = []
             self._begin(part)
@@ -86,7 +86,7 @@ class HeldQueue:
         return item[0]
 
     def drop(self, number: int) -> None:
-        """Replace the record ``number`` by None."""
+        """Replace the record with the number ``number`` by None, because its instruction has faulted."""
         at = bisect_right(self._firsts, number) - 1
         part, first = self._parts[at], self._firsts[at]
         place = number - first
@@ -248,9 +248,10 @@ class HeldRecords:
         self, records: Sequence[tuple[int, bytes]], tids: Sequence[int], stamp: float, *, is_trace: bool = False
     ) -> None:
         """
-        Add records that arrived at the time ``stamp``, each with its thread, or 0 if it is certain.
+        Add records that arrived at the time ``stamp``, (number of the probepoint, bytes) each.
 
-        With ``is_trace`` they are stack traces, which follow the record of their hit.
+        ``tids`` has the thread of each; 0: no fault can make the record invalid. With ``is_trace`` they are stack
+        traces, which follow the record of their hit.
         """
         threads = {tid: _Thread(tid, stamp) for tid in set(tids)}
         self._threads |= threads
@@ -269,7 +270,11 @@ class HeldRecords:
                 self._last[tid] = number
 
     def add_packed(self, records: RecordTable, tids: Sequence[int] | int, stamp: float) -> None:
-        """Add packed records, none of which is a stack trace; ``tids`` is one for each, or one for all; 0: certain."""
+        """
+        Add packed records that arrived at the time ``stamp``, none of which is a stack trace.
+
+        ``tids`` is a thread id for each record, or one for all; 0: no fault can make the record invalid.
+        """
         if self._shared:
             self.add(list(records), [tids] * len(records) if isinstance(tids, int) else tids, stamp)
             return
@@ -285,19 +290,25 @@ class HeldRecords:
             self._obstacle = None
 
     def add_end(self, ended: Ended) -> None:
-        """Add the end of a probepoint."""
+        """Add the end of a probepoint, to be released after the records that precede it."""
         self._items.add([ended])
         self._tids.append(0)
         self._others += 1
 
     def _find_last(self) -> None:
-        """Update ``_last`` from ``_tids``."""
+        """
+        Enter the threads of the records that arrived last, ``_tids``, into ``_last``, the last record of each thread.
+        """
         self._last.update(zip(self._tids, range(self._items.end - len(self._tids), self._items.end), strict=True))
         self._last.pop(0, None)
         self._tids.clear()
 
     def _join(self, number: int, probe: int, tid: int, *, is_trace: bool) -> None:
-        """Link a record to the last one of its thread if both are of the same hit."""
+        """
+        Link the record ``number`` to the thread's previous record if both are of one hit: a fault drops both.
+
+        ``probe`` is the probepoint and ``tid`` the thread; with ``is_trace`` the record is a stack trace.
+        """
         last = self._last.get(tid)
         if last is None or self._faulting[self._probe(last)] != self._faulting[probe]:
             return

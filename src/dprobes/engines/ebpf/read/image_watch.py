@@ -127,7 +127,7 @@ class ProcessNews:
         return found[:first]
 
     def close(self) -> None:
-        """Close the rings."""
+        """Close the perf rings of all CPUs."""
         while self._rings:
             self._rings.pop().close()
 
@@ -248,7 +248,7 @@ class ImageWatch:
         return each.pid in self._tree
 
     def close(self) -> None:
-        """Stop watching."""
+        """Close the perf events that report mappings."""
         with self._looking:
             if self._news is not None:
                 self._news.close()

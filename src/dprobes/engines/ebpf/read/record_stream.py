@@ -60,14 +60,18 @@ class EntryReader:
         self._name_places: dict[int, int] = {}
 
     def read(self, data: bytes, stamp: float) -> None:
-        """Decode whole entries, which were in the ring at the monotonic time ``stamp``."""
+        """Decode ``data``, whole entries of the BPF ring buffer, which were there at the monotonic time ``stamp``."""
         for span in spans_in(data):
             is_read = self._read_packed(data, span, stamp) if span.stride else self._read_mixed(data, span, stamp)
             if not is_read:
                 self._read_each(data, span, stamp)
 
     def _read_packed(self, data: bytes, span: Span, stamp: float) -> bool:
-        """Decode a span of one size if all entries are records of one kind; return False, and decode none, if not."""
+        """
+        Decode entries of the same length as packed records if all are records of probepoints, and none a stack trace.
+
+        ``span`` is their place in ``data``, ``stamp`` as in ``read``. Return False, and decode none, if they are not.
+        """
         if self._stacks is not None:
             return False
         table = data[span.start : span.stop]
@@ -78,7 +82,11 @@ class EntryReader:
         return True
 
     def _packed(self, table: bytes, stride: int) -> tuple[PackedRows, list[int] | int] | None:
-        """Return entries of one size as packed records, and their threads; None unless all are of one kind."""
+        """
+        Return entries of ``stride`` bytes as packed records, and their threads as ``_tids`` does.
+
+        None: the entries in ``table`` are not all of the same kind.
+        """
         from dprobes.engines.packed_entries import packed_entries  # not at a start, before there are records
 
         count = len(table) // stride
@@ -92,7 +100,11 @@ class EntryReader:
         return records, self._tids(table, stride, count, probes)
 
     def _read_mixed(self, data: bytes, span: Span, stamp: float) -> bool:
-        """Decode a span of few sizes if all entries of a size are records of one kind; return False if not."""
+        """
+        Decode entries of a few lengths as packed records, if those of each length are records of one kind.
+
+        ``span`` is their place in ``data``, ``stamp`` as in ``read``. Return False, and decode none, if they are not.
+        """
         if self._stacks is not None or span.stop - span.start < _MIXED_MIN:
             return False
         found = sizes_in(data, span.start, span.stop)
@@ -114,7 +126,12 @@ class EntryReader:
         return True
 
     def _tids(self, table: bytes, stride: int, count: int, probes: list[int] | int) -> list[int] | int:
-        """Return the thread ids of uncertain records, and 0 for others; one number if all have the same."""
+        """
+        Return the thread id of each record that a fault of its instruction makes invalid, and 0 for other records.
+
+        ``table`` has ``count`` entries of ``stride`` bytes; ``probes`` is the probepoint of each, or one for all. The
+        result is one number if all would be the same.
+        """
         uncertain = self._held.uncertain
         if isinstance(probes, int):
             if probes not in uncertain:
@@ -225,7 +242,7 @@ class Overflow:
         return data
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file that takes the entries for which memory had no room."""
         if self._file is not None:
             self._file.close()
             self._file = None

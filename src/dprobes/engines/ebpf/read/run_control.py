@@ -100,7 +100,7 @@ class Requests:
         self._lock = threading.RLock()
 
     def open(self) -> None:
-        """Create ``descriptor``."""
+        """Create the eventfd ``descriptor``, by which a request wakes the reader."""
         self.descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     def wake(self) -> None:
@@ -112,7 +112,7 @@ class Requests:
                     os.eventfd_write(self.descriptor, 1)
 
     def remove(self, probes: Sequence[int]) -> None:
-        """Request the removal of probepoints."""
+        """Request the removal of the probepoints with these numbers from the thread that reads events."""
         self._removals += probes
         self.wake()
 
@@ -183,7 +183,11 @@ class Readings:
                 variables[some] = [0] * len(variables[some])
 
     def change(self, changes: Sequence[ValueChange]) -> None:
-        """Change local variables and tables."""
+        """
+        Set local variables, and change keyed tables, as each change specifies.
+
+        After the end of the run only the deletion of a whole table has an effect.
+        """
         with self._lock:
             if self._installed is not None:
                 self._installed.maps.change(changes)

@@ -84,7 +84,7 @@ class CoreStops:
         self.close()
 
     def close(self) -> None:
-        """Unmap the list."""
+        """Unmap the list of stopped processes."""
         self._words.release()
         self._halves.release()
         self._memory.close()
@@ -130,7 +130,7 @@ class CoreStops:
             self._set_keeper(stop, ENDED)
 
     def forget(self, stop: Stop) -> None:
-        """Record that a process has been resumed."""
+        """Record in the list that a process has been resumed."""
         self._set_keeper(stop, ENDED)
 
     def _of(self, pid: int) -> list[Stop]:
@@ -255,7 +255,7 @@ def _is_stopping(stop: Stop) -> bool:
 
 
 def _take_over(stops: CoreStops, stop: Stop) -> None:
-    """Resume a process if the writer of its core dump has ended without resuming it."""
+    """Resume a process in the list if the process that writes its core file has ended without resuming it."""
     if _is_writer(stop.keeper):
         return
     if _is_stopping(stop):

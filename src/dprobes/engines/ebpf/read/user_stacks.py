@@ -53,7 +53,7 @@ class UserStacks:
         return bool(self._waiting)
 
     def close(self) -> None:
-        """Release the resources for all processes."""
+        """Close the files and descriptors that are open for the processes whose stacks were unwound."""
         self._copies.close()
 
     def give_up(self) -> None:
@@ -61,7 +61,11 @@ class UserStacks:
         self._is_given_up = True
 
     def take(self, data: bytes, start: int, stop: int) -> None:
-        """Unwind the stack of the snapshot in the bytes from ``start`` to ``stop``."""
+        """
+        Unwind the stack copy in the ring entry ``data[start:stop]``, and keep the frames for the next entry.
+
+        That is the record or the update of a keyed table to which the call stack belongs.
+        """
         pid, number, position, size = SNAPSHOT.unpack_from(data, start)
         if self._is_given_up:
             self._keep(number, position, (StackEnd.NO_COPY,))
@@ -84,7 +88,11 @@ class UserStacks:
         places[position] = stack
 
     def change(self, data: bytes, start: int, stop: int, *, is_removal: bool = False) -> None:
-        """Apply the entry in the bytes from ``start`` to ``stop``: TALLY, or UNTALLY with ``is_removal``."""
+        """
+        Apply the ring entry ``data[start:stop]``, which refers to a call stack, to its keyed table.
+
+        TALLY tallies a number or stores bytes under its key; UNTALLY, with ``is_removal``, deletes the key.
+        """
         number, state, value = TALLY.unpack_from(data, start)
         store = self._stores[number]
         places = self._waiting.get(state, {})
