@@ -70,21 +70,21 @@ H_co = TypeVar("H_co", bound=HashPart, covariant=True)
 
 
 class MapMaker(Protocol[A_co, H_co]):
-    """Factory of the maps of an engine."""
+    """Factory of the maps in which an engine stores keyed tables."""
 
     def array(self, size: int, name: str) -> A_co:
         """Return an array of one element of ``size`` bytes."""
 
     def hash(self, key_size: int, value_size: int, entries: int, name: str, *, per_cpu: bool) -> H_co:
         """
-        Return a hash table for ``entries`` keys, with all its memory.
+        Return a hash table with the memory for ``entries`` keys, all of it allocated; sizes are in bytes.
 
-        Sizes are in bytes, ``per_cpu`` for one CPU.
+        With ``per_cpu``, each CPU has a value of ``value_size`` bytes for a key.
         """
 
 
 class _Hash(Generic[H]):
-    """Map of a table with keys."""
+    """Map of a keyed table whose entries have keys: a hash table with a value for each key, or for each key and CPU."""
 
     def __init__(self, table: Table, stack: contextlib.ExitStack, maps: MapMaker[Any, H], *, shared: bool) -> None:
         self._table = table
@@ -136,7 +136,7 @@ class _Hash(Generic[H]):
 
 
 class _Cells(Generic[A]):
-    """Map of a table without keys."""
+    """Map of a keyed table without keys: an array with one value, or one for each CPU."""
 
     def __init__(
         self, table: Table, stack: contextlib.ExitStack, maps: MapMaker[A, Any], cpus: int, *, shared: bool
@@ -162,7 +162,7 @@ class _Cells(Generic[A]):
         words[0] = 1
 
     def delete(self, key: bytes) -> None:  # noqa: ARG002
-        """Delete the value."""
+        """Set the value, which all CPUs share, to that of an unused table; ``key`` is ignored."""
         self.clear()
 
     def clear(self) -> None:

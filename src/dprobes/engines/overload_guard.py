@@ -186,7 +186,11 @@ class OverloadPolicy:
         return Verdict(thinned, disabled, shares)
 
     def _relax(self, share: float, loads: Sequence[Load]) -> Verdict:
-        """Return a verdict that lets thinned handlers run twice as often, if the budget allows it."""
+        """
+        Return a verdict that lets handlers run twice as often which run only at some hits, if the budget allows it.
+
+        ``share`` is the part of a CPU that all hits take now, ``loads`` are the measurements of the probepoints.
+        """
         thinned = [load for load in loads if load.thinning > 1]
         self._thinned = bool(thinned)
         total = sum(load.total for load in loads)

@@ -45,7 +45,7 @@ class _Place(NamedTuple):
 
 
 class WatchedPlaces:
-    """Watched memory in a ``target``."""
+    """Watchpoints on memory of a ``target``, each with the probepoints that own it."""
 
     def __init__(self, target: StubTarget) -> None:
         self._target = target
@@ -57,9 +57,10 @@ class WatchedPlaces:
 
     def place(self, probe: StubProbe, point: Point, memory: WatchedMemory, bias: int) -> ProbeState:
         """
-        Insert a watchpoint for a probepoint of data; return the state of the probepoint.
+        Insert a watchpoint on ``memory`` for a probepoint of data, and return the probepoint's new state.
 
-        Raise ``EngineError`` if the stub has no watchpoints of this kind.
+        ``bias`` is the load bias of the module, to be added unless the address is absolute. Raise ``EngineError`` if
+        the stub has no watchpoints of this kind.
         """
         address = memory.address + (0 if memory.absolute else bias)
         place = _Place(address, memory.length, _KINDS[memory.access])
@@ -157,7 +158,7 @@ class PlacedProbes:
         return states
 
     def _state_of(self, number: int, probe: Probepoint, bias: int) -> ProbeState:
-        """Place a probepoint; return its state."""
+        """Insert the probepoint ``number`` in a module with the load bias ``bias``, and return its new state."""
         if probe.is_in_code:
             return self._place(number, probe, bias)
         if probe.kind is ProbeKind.SAMPLER:

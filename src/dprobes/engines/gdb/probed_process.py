@@ -53,7 +53,11 @@ class ProbedProcess(StubMember):
         raise EngineError(f"the stub {name} serves a process, and not for a machine with a kernel")
 
     def find(self, stub: Stub, tell: Callable[[str], None], warn: Callable[[str], None]) -> Inferior:
-        """Return the process."""
+        """
+        Return the process that the stub debugs, with its stepper and the context of handlers.
+
+        ``tell`` and ``warn`` take lines for the restorer and warnings for the user.
+        """
         architecture, processor = self.architecture, self._processor
         default = processor.default_description()
         target = StubTarget(stub, architecture.byte_order, default, processor.breakpoint, tell)
@@ -103,7 +107,7 @@ class ProbedProcess(StubMember):
         return set() if self._process.linker_place is None else {self._process.linker_place}
 
     def select(self, thread: ThreadId | None, registers: Registers) -> None:
-        """Select the thread that handlers refer to."""
+        """Select the thread whose registers and memory the handlers access."""
         self._context.select(thread, registers, self._process.pid)
 
     def is_handed_over(self, handled: Sequence[Handled[StubProgram]]) -> bool:
@@ -127,7 +131,7 @@ class ProbedProcess(StubMember):
         return relay
 
     def write_core(self, at: int, registers: Registers) -> None:
-        """Write the core of the process, and report that."""
+        """Write the core file of the process, whose thread has stopped at ``at``, and report its path."""
         self.events.add(self._write_core(at, registers))
 
     def _write_core(self, at: int, registers: Registers) -> Notice:

@@ -125,7 +125,7 @@ class PacketReader:
         return bool(self._pending)
 
     def feed(self, data: bytes) -> list[Message]:
-        """Add received bytes; return the messages that they complete."""
+        """Add bytes that the stub has sent; return the packets and acknowledgements that are complete with them."""
         messages: list[Message] = []
         taken = 0 if self._pending else self._take_whole(data, messages)
         self._pending += data[taken:]
@@ -392,12 +392,12 @@ class Exited:
 
 @dataclass(frozen=True, slots=True)
 class NoThreads:
-    """The end of all threads of the target."""
+    """Stop reply (``N``): the target has no resumed threads left."""
 
 
 @dataclass(frozen=True, slots=True)
 class Console:
-    """Output of the target, which continues to run."""
+    """Stop reply (``O``): output of the target, which continues to run."""
 
     text: bytes
 

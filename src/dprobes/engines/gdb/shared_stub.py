@@ -100,7 +100,7 @@ class SharedStub:
 
     @property
     def is_open(self) -> bool:
-        """True if other programs can join."""
+        """True if another program can use the connection as well."""
         return bool(self.members) and not self.is_over
 
     @property
@@ -111,7 +111,7 @@ class SharedStub:
 
     @property
     def is_wanted(self) -> bool:
-        """True if the target has to stop."""
+        """True if a program or a caller waits until the target is stopped."""
         return bool(self._holds) or any(each.wants_stop for each in self.members)
 
     @property
@@ -158,7 +158,11 @@ class SharedStub:
                 self.resume()
 
     def resume(self, signal: int = 0, thread: ThreadId | None = None) -> None:
-        """Resume the target, now or as soon as no caller needs it to be stopped."""
+        """
+        Resume the target with a signal, 0 for none, that ``thread`` receives.
+
+        If callers need it to be stopped (``standing_still``), it is resumed when the last one has finished.
+        """
         if self._holds:
             self._delayed = signal, thread
         else:
@@ -350,7 +354,11 @@ class TargetDriver:
         return False
 
     def _on_hit(self, at: int, thread: ThreadId | None, registers: Registers) -> bool:
-        """Run the handlers of a breakpoint and resume the target; return whether the run is over instead."""
+        """
+        Run the handlers of the breakpoint at ``at`` and resume the target; return True if the run is over instead.
+
+        ``registers`` are those of ``thread``, which has hit it; None: the stub has no threads.
+        """
         if self._goes_on_before(at, thread, registers):
             return False
         shared = self._shared
@@ -382,9 +390,10 @@ class TargetDriver:
         uncounted: Sequence[Handled[StubProgram]],
     ) -> bool:
         """
-        Execute the instruction under a breakpoint, or leave its function, and resume the target.
+        Execute the instruction under the breakpoint at ``at``, or leave its function, and resume the target.
 
-        Return whether the run is over instead.
+        ``outcome`` are the results of the handlers, ``uncounted`` those whose hits are counted after the instruction.
+        Return True if the run is over instead.
         """
         target, stepper = self._inferior.target, self._inferior.stepper
         if (skip := skipping(outcome)) is not None and skip.outcome is not None:
@@ -405,7 +414,9 @@ class TargetDriver:
         return self._after_step(reply, thread)
 
     def _raw(self, at: int) -> bytes | None:
-        """Return the instruction under a breakpoint, from a member with a probepoint there, or None."""
+        """
+        Return the bytes of the instruction under the breakpoint at ``at``; None if no member has a probepoint there.
+        """
         return next((raw for each in self._shared.members if (raw := each.placed.raw.get(at)) is not None), None)
 
     def _goes_on_before(self, at: int, thread: ThreadId | None, registers: Registers) -> bool:
@@ -427,7 +438,9 @@ class TargetDriver:
         return True
 
     def _on_change(self, reply: Stopped) -> None:
-        """Handle a fork, whose child is not in scope, or an exec that replaced the program."""
+        """
+        Handle a stop for a fork, whose child is detached, or for an exec, after which probepoints are inserted anew.
+        """
         target, members = self._inferior.target, self._shared.members
         match reply.reason:
             case "fork" | "vfork":
@@ -442,7 +455,9 @@ class TargetDriver:
                     self._begin(each)
 
     def _see_returns(self, member: StubMember, at: int, thread: ThreadId | None, registers: Registers) -> None:
-        """Run the handlers of calls that return to an address."""
+        """
+        Run the program's handlers of the calls from which ``thread`` returns to the address ``at``, and count the hits.
+        """
         context = self._inferior.context
         for call in member.returned_calls(at, thread, registers):
             context.entry = call.entry
@@ -502,7 +517,11 @@ class TargetDriver:
         return ()
 
     def _count(self, handled: Sequence[Handled[StubProgram]], *, has_faulted: bool = False) -> None:
-        """Count hits, each for its program, and remove the breakpoints of probepoints that become inactive."""
+        """
+        Count the hits of handlers, and remove the breakpoints of probepoints that become inactive.
+
+        With ``has_faulted`` the probed instruction faulted, so most hits do not count.
+        """
         members = self._shared.members
         if len(members) == 1:
             has_gone = members[0].count(handled, has_faulted=has_faulted)
@@ -537,7 +556,11 @@ class TargetDriver:
         return not is_under_way or asked is None or time.monotonic() > asked + _UNDER_WAY
 
     def _after_step(self, reply: StopReply, thread: ThreadId | None) -> bool:
-        """Resume the target after a hit, and a process with its signal; return whether the run is over instead."""
+        """
+        Resume the target after the instruction of a hit was executed, with the stop ``reply``.
+
+        A process receives the signal of the stop, unless the step caused it. Return True if the run is over instead.
+        """
         if not isinstance(reply, Stopped) or self._shared.is_left or self._may_end():
             return True
         is_ours = self._shared.members[0].is_machine or reply.signal in (SIGTRAP, SIGINT)

@@ -122,7 +122,7 @@ class StubChannel:
         return parse_stop_reply(stops[-1]) if stops else None
 
     def knows(self, feature: str) -> bool:
-        """Return whether the stub reported a feature as supported."""
+        """Return whether the stub's answer to ``qSupported`` has ``feature`` as supported."""
         return self.features.get(feature) == "+"
 
     def ask(self, payload: str | bytes, patience: float | None = None) -> bytes:
@@ -200,7 +200,7 @@ class StubChannel:
             self._transport.send(due + data)
 
     def _send(self, payload: bytes) -> None:
-        """Send the queued requests, and a packet after them."""
+        """Send the requests that ``tell`` has queued, then a packet with the payload."""
         told, self._told = self._told, []
         size = sum(len(each) for each in (*told, payload)) + _FRAME * (len(told) + 1)
         may_be_one = not self._conversation.has_acknowledgements or size <= _AT_ONCE_MAX
@@ -314,7 +314,7 @@ class StubChannel:
         return self._transport.fileno()
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection to the stub; the target stays as it is."""
         self._transport.close()
 
     def _unexpected(self, asked: str | bytes, answer: bytes) -> EngineError:

@@ -118,7 +118,7 @@ class StubConnection:
             return None
 
     def tell(self, line: str) -> None:
-        """Report a change of the target to the restorer process."""
+        """Send a line about a change of the target to the restorer process, which undoes the changes after a crash."""
         if self._restorer is not None:
             self._restorer.tell(line)
 

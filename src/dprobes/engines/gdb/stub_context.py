@@ -67,7 +67,7 @@ class AwaitedReturns:
         return set(self._addresses)
 
     def enter(self, call: PendingCall) -> None:
-        """Await the return of a call."""
+        """Add a call whose return is awaited."""
         key = call.thread, call.probe, call.top
         self._forget(key)
         if len(self._calls) >= _CALLS_MAX:
@@ -76,7 +76,11 @@ class AwaitedReturns:
         self._addresses[call.address] += 1
 
     def arrive(self, thread: ThreadId | None, address: int, top: int) -> list[PendingCall]:
-        """Return the calls that have returned to an address, the inner ones first, and stop awaiting them."""
+        """
+        Remove and return the calls from which a thread has returned to ``address``, the inner ones first.
+
+        ``top`` is the stack pointer after the return, which distinguishes recursive calls.
+        """
         found = [
             (key, call)
             for key, call in self._calls.items()
@@ -87,7 +91,7 @@ class AwaitedReturns:
         return [call for _, call in reversed(found)]
 
     def drop(self, probe: StubProbe) -> None:
-        """Forget the calls of a probepoint."""
+        """Forget the calls of the functions that a probepoint probes."""
         for key in [key for key in self._calls if key[1] is probe]:
             self._forget(key)
 
@@ -151,7 +155,7 @@ class StubContext:
         self.keyed_tables = program.keyed_tables
 
     def select(self, thread: ThreadId | None, registers: Registers, process: int) -> None:
-        """Select a thread for all further calls."""
+        """Select a thread, with its registers and the id of its process, for all further calls."""
         self.thread, self._registers, self.process = thread, registers, process
         self.written = None
 

@@ -192,7 +192,11 @@ class RemoteFile:
 
 @contextlib.contextmanager
 def open_remote(stub: Stub, path: str) -> Iterator[RemoteFile]:
-    """Open a file for reading; raise OSError if there is none, or the stub does not support files."""
+    """
+    Open the file ``path`` on the stub's machine for reading, until the end of the context.
+
+    Raise OSError if there is none, or the stub does not support files.
+    """
     number, _ = _asked(stub, f"open:{os.fsencode(path).hex()},0,0")
     file = RemoteFile(stub, number)
     try:
@@ -202,13 +206,17 @@ def open_remote(stub: Stub, path: str) -> Iterator[RemoteFile]:
 
 
 def read_remote(stub: Stub, path: str) -> bytes:
-    """Return the contents of a file; raise OSError if it cannot be read."""
+    """Return the contents of the file ``path`` on the stub's machine; raise OSError if it cannot be read."""
     with open_remote(stub, path) as file:
         return file.read_at(0, _FILE_MAX)
 
 
 def _asked(stub: Stub, what: str) -> tuple[int, bytes]:
-    """Return the number and the data in a stub's answer; raise OSError for an error."""
+    """
+    Return the result and the attached data in a stub's answer to the ``vFile`` request ``what``.
+
+    Raise OSError with the stub's error, or ENOSYS if it does not support these requests.
+    """
     answer = stub.ask_if_known_kind("vFile", f"vFile:{what}")
     if answer is None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))

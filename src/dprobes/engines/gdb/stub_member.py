@@ -71,7 +71,7 @@ class RunEvents:
             yield RecordBatch(records)
 
     def add(self, event: Event) -> None:
-        """Add an event."""
+        """Append an event to those that ``poll`` of the session returns."""
         self._events.append(event)
 
     def warn(self, message: str, hint: str | None = None) -> None:
@@ -121,7 +121,7 @@ class StubMember(ABC):
         """Return the target behind the stub; the first member determines the kind for all."""
 
     def take_over(self, inferior: Inferior) -> None:
-        """Use a target in which no probepoint of this program has been inserted."""
+        """Use a target that another member has found; no probepoint of this program is inserted in it yet."""
         self._target, self._context, _, self._stepper = inferior
         self.placed = self._placement()
 
@@ -158,15 +158,21 @@ class StubMember(ABC):
         return bool(self.placed.watched)
 
     def awaits_return_at(self, at: int) -> bool:
-        """Return whether a call is awaited to return to an address."""
+        """
+        Return whether a function that was entered will return to the address ``at``, where a breakpoint is needed then.
+        """
         return at in self._returns.addresses
 
     def concerned(self, address: int, reason: str) -> Sequence[tuple[StubProbe, Point]]:
-        """Return the probepoints whose watchpoints cover an access to memory."""
+        """
+        Return the probepoints whose watchpoints cover ``address``, with their points.
+
+        ``reason`` is the access that the stub reports: ``watch``, ``rwatch`` or ``awatch``.
+        """
         return self.placed.watched.concerned(address, reason)
 
     def withdraw(self) -> None:
-        """Forget all breakpoints of the program."""
+        """Forget all breakpoints of the program, without an access to the target."""
         self._returns.clear()
         self._forget_places()
         self.has_withdrawn = True
@@ -176,7 +182,7 @@ class StubMember(ABC):
             self.placed.drop(probe)
 
     def forget_calls(self) -> None:
-        """Forget the calls whose returns are awaited."""
+        """Forget all calls whose returns are awaited."""
         self._returns.clear()
 
     def leave_places(self) -> None:
@@ -188,7 +194,7 @@ class StubMember(ABC):
 
     @abstractmethod
     def select(self, thread: ThreadId | None, registers: Registers) -> None:
-        """Select the thread that handlers refer to."""
+        """Select the thread whose registers and memory the handlers access; ``registers`` are those of the thread."""
 
     def _caller(self, thread: ThreadId | None, at: int) -> ThreadId | None:  # noqa: ARG002 - for machines
         """Return the thread that calls or returns at an address; None if the stub has no thread ids."""
@@ -225,7 +231,11 @@ class StubMember(ABC):
 
     @abstractmethod
     def write_core(self, at: int, registers: Registers) -> None:
-        """Write the core of a process and report that."""
+        """
+        Write the core file of a process whose thread has stopped at ``at``, and report its path.
+
+        For a machine do nothing.
+        """
 
     # Requests of clients
 
@@ -256,7 +266,11 @@ class StubMember(ABC):
         return self._drop(self._emitter.count(handled, has_faulted=has_faulted))
 
     def _drop(self, gone: Sequence[StubProbe]) -> bool:
-        """Forget the places of probepoints that have become inactive; return whether there are any."""
+        """
+        Forget the breakpoints and awaited returns of probepoints that have become inactive, and report their states.
+
+        Return whether there are any.
+        """
         for probe in gone:
             self.placed.drop(probe)
             self._returns.drop(probe)
@@ -272,5 +286,5 @@ class StubMember(ABC):
         return self._drop(gone)
 
     def finish(self) -> None:
-        """Send the remaining records."""
+        """Send the records that have not been sent yet, at the end of the run."""
         self._emitter.finish()

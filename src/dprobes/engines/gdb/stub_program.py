@@ -84,7 +84,12 @@ class CallStacks:
         return [*stack.addresses] if stack.end in _UNSAID else [*stack.addresses, stack.end]
 
     def _from_caller(self, stack: CallStack, values: dict[int, int], frames: int) -> CallStack:
-        """Return a stack without tables, extended from the link register if a function has just begun."""
+        """
+        Extend a stack that ended after its first address because no unwind tables cover the code.
+
+        If that address is the start of a function, the caller's address is in the link register, and the stack
+        continues there. ``values`` are the registers, ``frames`` the maximum length. In other cases return ``stack``.
+        """
         (address,) = stack.addresses
         offset = None if self._bias is None else self._module.elf.file_offset(address - self._bias)
         link = next((number for number, name in self._names.items() if name == self._processor.link), None)
@@ -149,26 +154,26 @@ StubProbe = probe_hits.Probe["StubProgram"]
 
 @dataclass(slots=True, eq=False)
 class _Reach:
-    """Processes in the scope of the program."""
+    """Processes, by id, in which the program's hits run handlers; the session adds the target."""
 
     pids: set[int] = field(default_factory=set)
 
 
 class _Tally(Counts):
-    """Counts of a probepoint."""
+    """Counts of the hits and records of one probepoint, and of the ways in which its instruction is executed."""
 
     def copy(self) -> Counts:
         """Return a copy of the current counts."""
         return Counts(**{each.name: getattr(self, each.name) for each in fields(Counts)})
 
     def note(self, placement: str) -> None:
-        """Record the way in which the probed instruction is executed."""
+        """Record how the probed instruction was executed, such as by emulation; ``executed`` has each way once."""
         if placement not in self.executed:
             self.executed = (*self.executed, placement)
 
 
 class _OwnCounters:
-    """Variables that no other process resets."""
+    """Counters of a run whose variables no other process resets: the session does that between two hits."""
 
     resets: Sequence[int] = (0, 0)
 
@@ -242,7 +247,7 @@ class StubProgram:
         return self._places[probe.number]
 
     def variables_of(self, tid: int) -> MutableSequence[int]:
-        """Return the variables of a thread."""
+        """Return the thread variables of the thread ``tid``, zeros for a new thread."""
         return self._of_threads.setdefault(tid, [0] * self._thread_count)
 
     def variables_of_cpu(self, cpu: int) -> MutableSequence[int]:

@@ -192,7 +192,11 @@ class Registers:
         return place is not None and (place.offset + place.size <= len(self._data) or self._alone(place) is not None)
 
     def _alone(self, place: RegisterPlace) -> bytes | None:
-        """Return a register that is not in the answer to ``g``, None if the stub has no such register."""
+        """
+        Return the bytes of a register that the answer to ``g`` does not contain; None if the stub has no such register.
+
+        It is read by ``p`` when it is needed first.
+        """
         if place.name not in self._single:
             data = None if self._read is None else self._read(place.number)
             self._single[place.name] = data if data is not None and len(data) == place.size else None
@@ -254,7 +258,7 @@ class StubProcessor:
         return self.names.get(name, (name,))
 
     def default_description(self) -> TargetDescription:
-        """Return the description for stubs without one."""
+        """Return the registers, in GDB's order, for stubs that send no target description."""
         places, offset = {}, 0
         for number, (name, size) in enumerate(self.order):
             places[name] = RegisterPlace(name, number, offset, size)

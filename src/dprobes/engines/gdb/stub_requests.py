@@ -223,7 +223,7 @@ class Stub(StubChannel):
     # Resuming and stopping
 
     def reason(self) -> StopReply:
-        """Return the reason of the current stop."""
+        """Return the stop reply for the state in which the target is stopped now (``?``)."""
         return parse_stop_reply(self.ask(REASON))
 
     def resume(self, actions: Iterable[tuple[str, ThreadId | None]]) -> None:
@@ -325,7 +325,7 @@ class Stub(StubChannel):
         return self._last_stop[1]
 
     def interrupt(self) -> None:
-        """Interrupt the target; ``wait`` returns the stop."""
+        """Request a stop of the running target by sending the byte 0x03; ``wait`` returns the stop."""
         self._is_interrupted = True
         self._transmit(INTERRUPT)
 

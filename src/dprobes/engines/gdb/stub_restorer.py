@@ -107,7 +107,12 @@ class Restorer:
 
 
 def main(connection: int, pipe: int, memory: int) -> None:
-    """Read lines until the end of the pipe, and restore the target unless the last one is "end"."""
+    """
+    Read lines until the end of the pipe, and restore the target unless the last one is "end".
+
+    ``connection`` is the descriptor of the stub's connection, and ``pipe`` that of the lines. ``memory`` is that of a
+    file whose first byte is 0 while the target is stopped.
+    """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     text = bytearray()
@@ -119,7 +124,9 @@ def main(connection: int, pipe: int, memory: int) -> None:
 
 
 class Told:
-    """State of the target according to the lines."""
+    """
+    State of the target according to the lines that the session has sent: breakpoints, watchpoints, running or stopped.
+    """
 
     def __init__(self, lines: list[str]) -> None:
         self.breakpoints: dict[int, tuple[int, bytes]] = {}
@@ -177,7 +184,7 @@ def restore(transport: Transport, lines: list[str]) -> None:
 
 
 def _stop(stub: Stub) -> StopReply:
-    """Stop the target; return why it is stopped."""
+    """Interrupt the target, and return the reply about its stop."""
     stub.interrupt()
     reply = stub.wait(_PATIENCE)
     if reply is None:  # the stub may have reported the stop to the killed engine

@@ -61,7 +61,7 @@ class StubSession(engine_interface.Attachment):
         self._member = probed(job, resolved, self.program, self._events)
 
     def enter(self) -> None:
-        """Insert the probepoints into the target."""
+        """Connect to the target through the stub, and insert the program's probepoints into it."""
         shared, member = self.shared, self._member
         if shared.members:
             with shared.standing_still():
@@ -134,7 +134,7 @@ class StubSession(engine_interface.Attachment):
         return relay is not None and relay.is_serving
 
     def stop(self) -> None:
-        """Request the end."""
+        """Request the end of the run: the next ``poll`` removes the probepoints."""
         self._member.is_stopping = True
 
     def counts(self) -> tuple[Counts, ...]:
@@ -142,7 +142,7 @@ class StubSession(engine_interface.Attachment):
         return tuple(each.copy() for each in self.program.tallies)
 
     def remove(self, probes: Sequence[int]) -> None:
-        """Request the removal of probepoints."""
+        """Request the removal of the probepoints with these numbers, which happens when the target is stopped next."""
         with self.shared.lock:
             self.program.removals += probes
 
@@ -161,7 +161,7 @@ class StubSession(engine_interface.Attachment):
             return tuple(store.contents() for store in self.program.keyed_tables)
 
     def change(self, changes: Sequence[engine_interface.Change]) -> None:
-        """Make changes in their order (``make_changes``)."""
+        """Make changes of variables, tables and probepoints in their order (``make_changes``)."""
         make_changes(self, changes)
 
     def change_values(self, changes: Sequence[engine_interface.ValueChange]) -> None:

@@ -244,7 +244,11 @@ class Stepper:
         return None
 
     def carries_out(self, at: int, raw: bytes | None, registers: Registers) -> bool:  # noqa: ARG002 - for machines
-        """Emulate the instruction under a breakpoint if possible; return whether that was done."""
+        """
+        Emulate the instruction ``raw`` under the breakpoint ``at``, if it is known and can be emulated.
+
+        Return False, with nothing changed, if not.
+        """
         emulator = None if self.sees_accesses else self._emulator
         return raw is not None and emulator is not None and emulator.emulate(raw, registers)
 
@@ -252,9 +256,9 @@ class Stepper:
         self, at: int, raw: bytes | None, thread: ThreadId | None, registers: Registers, needed: Container[int]
     ) -> StopReply:
         """
-        Execute the instruction at a breakpoint, which is inserted again if it is among the ``needed``.
+        Execute the instruction under the breakpoint ``at`` in a thread, and return the stop after it.
 
-        ``raw`` is the instruction's bytes if they are known.
+        ``raw`` is the instruction's bytes; None: unknown. The breakpoint is inserted again if ``at`` is in ``needed``.
         """
         self._target.write_back(thread, registers)
         if self._target.stub.has_steps():
@@ -297,10 +301,11 @@ class Stepper:
         self, at: int, raw: bytes | None, thread: ThreadId | None, registers: Registers, needed: Container[int]
     ) -> StopReply | None:
         """
-        Single-step a thread from a breakpoint that stays inserted; return None if the stub does not support that.
+        Single-step a thread from the breakpoint ``at`` without removing it; return the stop.
 
-        QEMU does, and is twice as fast that way: it retranslates the code for each breakpoint that is inserted or
-        removed. The first instruction that cannot lead to itself shows whether a stub supports it.
+        None: the stub does not support that. QEMU does, and is twice as fast that way: it retranslates the code for
+        each breakpoint that is inserted or removed. The first instruction that cannot lead to itself shows whether a
+        stub does.
         """
         if self._steps_through is False or at not in needed or not self._target.stub.knows_breakpoints:
             return None

@@ -216,7 +216,7 @@ class StubTarget:
             raise EngineError(f"the bytes at {address:#x} cannot be put back through the stub {self.stub.name}")
 
     def forget(self, address: int) -> None:
-        """Remove a breakpoint if there is one, whether its memory still exists or not."""
+        """Remove a breakpoint if there is one, and ignore failures: the memory may have been unmapped."""
         if address in self.inserted:
             self.inserted.discard(address)
             if (original := self._originals.pop(address, None)) is not None:
@@ -288,7 +288,7 @@ class StubTarget:
     # Resuming
 
     def resume(self, signal: int = 0, thread: ThreadId | None = None) -> None:
-        """Resume all threads, ``thread`` with a signal."""
+        """Resume all threads; ``thread`` receives the signal ``signal``, 0 for none."""
         self._set_running()
         if signal and thread is not None:
             self.stub.resume([(f"C{signal:02x}", thread), ("c", None)])
@@ -296,7 +296,11 @@ class StubTarget:
             self.stub.resume([("c", None)])
 
     def resume_with(self, thread: ThreadId | None, registers: Registers, pc_name: str) -> None:
-        """Resume all threads after writing the changed registers of the stopped one."""
+        """
+        Write the changed registers of ``thread`` to the stub, and resume all threads.
+
+        ``pc_name`` is the name of the program counter, which the packet that resumes the target can set.
+        """
         if not self.stub.can_be_asked_ahead:
             self.write_back(thread, registers)
             self.resume()
@@ -354,7 +358,9 @@ class StubTarget:
                 return reply
 
     def _drop_interrupts(self, reply: StopReply) -> None:
-        """Forget interrupts that another stop preceded, if the stub will not stop for them again."""
+        """
+        Discard interrupt requests that the stop ``reply`` preceded, unless the stub reports a stop for them later.
+        """
         if self.interrupts and not self.stub.raises_signals and not _is_for_interrupt(reply):
             self.stub.drain()
             self.interrupts = 0

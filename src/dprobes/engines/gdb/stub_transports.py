@@ -132,7 +132,7 @@ def _peer_of(connection: socket.socket) -> str:
 
 
 class _Line(Transport):
-    """A serial line."""
+    """Connection to a stub by a serial line (a tty)."""
 
     is_reliable = False
 
@@ -306,7 +306,7 @@ class DebuggerRelay:
 
     @property
     def is_serving(self) -> bool:
-        """True if a debugger is connected."""
+        """True while a debugger is connected to the relay."""
         return self._debugger is not None
 
     def serve(self, timeout: float) -> bool:
@@ -359,7 +359,7 @@ class DebuggerRelay:
         return bool(data)
 
     def _pass_on(self, data: bytes) -> None:
-        """Send the stub what the debugger has sent."""
+        """Forward bytes that the debugger has sent to the stub."""
         if not self._acknowledges:
             self._transport.send(data)
             return

@@ -60,7 +60,7 @@ class SharedHits(Protocol):
 
 
 class Reach(Protocol):
-    """Processes that a program probes."""
+    """Processes that a program probes, by process id."""
 
     pids: set[int]
 

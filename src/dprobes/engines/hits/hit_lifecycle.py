@@ -43,7 +43,7 @@ class ProbeLimits(NamedTuple):
 
 
 class HitState(enum.IntEnum):
-    """State of a thread's hit."""
+    """State of the hit of a thread, from its arrival at the breakpoint until it was counted."""
 
     NONE = 0
     """There is no hit."""
@@ -62,7 +62,7 @@ class HitState(enum.IntEnum):
 
 
 class HitEvent(enum.IntEnum):
-    """Event in the life of a hit."""
+    """Event that changes the state of a thread's hit (``AFTER``)."""
 
     ARRIVED = 0
     """The thread has arrived at the instruction."""

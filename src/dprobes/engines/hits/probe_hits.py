@@ -172,7 +172,7 @@ class Probe(Generic[ProgramT]):
 
     @property
     def is_active(self) -> bool:
-        """True if the probepoint is neither disabled nor removed."""
+        """True if hits of the probepoint run its handler: it is neither disabled nor removed."""
         return self.state not in _INACTIVE
 
     @property
@@ -404,7 +404,7 @@ class RecordBuilder:
         return flags | _IP if keep_ip else flags, values, tail
 
     def record(self, header: Header, outcome: Outcome) -> bytes:
-        """Return the record with a handler's log buffer."""
+        """Return the bytes of a record: the header, with the outcome's major and minor codes, then the log buffer."""
         flags, values, tail = header
         if outcome.is_cut:
             flags |= int(Item.CUT)
@@ -423,7 +423,7 @@ Records = list[tuple["Probe[Any]", bytes]]
 
 
 class RecordSender(Protocol):
-    """Channel for records to the session."""
+    """Channel by which a record reaches the session that writes it."""
 
     def send_record(self, program: int, probe: int, record: bytes) -> bool:
         """Send a record of a program's probepoint, both given by number; return False if there is no room for it."""
@@ -534,7 +534,7 @@ class Moment(NamedTuple):
 
     @classmethod
     def now(cls, hits: int) -> Moment:
-        """Return the present moment."""
+        """Return the current times of this process, with ``hits``, the number of hits so far."""
         return cls(time.monotonic(), time.process_time(), hits)
 
 
@@ -550,7 +550,7 @@ class ProgramGuard:
 
     @staticmethod
     def new_load() -> HitLoad:
-        """Return a new load for a probepoint."""
+        """Return a measurement of the time that hits of one probepoint take, from zero."""
         return HitLoad()
 
     def due_in(self, now: float) -> float:

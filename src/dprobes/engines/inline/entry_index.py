@@ -182,7 +182,7 @@ class ThreadNames:
         self._table[_bytes(key)] = row
 
     def close(self) -> None:
-        """Release the memory."""
+        """Unmap the memory of the table."""
         self.seen.close()
         self._region.close()
 
@@ -233,7 +233,7 @@ class EntryBuffer:
             self.parts.append(Part(self.end, self.end + size, ring, has_more))
 
     def clear(self) -> None:
-        """Forget the contents."""
+        """Forget the copied entries; the buffer's memory stays allocated."""
         self.parts.clear()
 
     def close(self) -> None:
@@ -343,14 +343,20 @@ class EntryIndex:
         return not has_room
 
     def _note_last(self, ring: int, line: int, *, has_more: bool) -> None:
-        """Note the time of the last line of a ring."""
+        """
+        Record the time of the last entry of a ring, which is the entry before the index line at the address ``line``.
+
+        With ``has_more``, the ring has later entries that were not read: only records up to this time are complete.
+        """
         last = self._first.words[(line - self._first.address) // _WORD - 2]
         self.last[ring] = max(last, self.last.get(ring, 0))
         if has_more:
             self.bound = last if self.bound is None else min(self.bound, last)
 
     def _walk_part(self, buffer: EntryBuffer, part: Part) -> bool:
-        """Walk over one part; return whether there was room for its groups."""
+        """
+        Add the entries of one part of a buffer to the index; return False if the index has no room for more groups.
+        """
         walk = self._walk.words
         walk[Walk.AT // _WORD], walk[Walk.END // _WORD] = buffer.address + part.start, buffer.address + part.end
         function = _walk(self._places, again=part.ring is None)
@@ -484,7 +490,11 @@ class EntryPacker:
         return RecordTable(parts, self._out.memory[:count].translate(numbers))
 
     def _list(self, lines: int, end: int, group: int) -> int:
-        """Write the offsets of the entries of a group to ``_places``; return their number."""
+        """
+        Write the offsets of the entries of a group, in the index lines from ``lines`` to ``end``, to ``_places``.
+
+        Return their number.
+        """
         places, _, _, _ = _functions()
         return (places(lines, end, group, self._places.address) - self._places.address) // PLACE_SIZE
 
@@ -532,5 +542,5 @@ class EntryPacker:
 
 
 def _row_place(place: int) -> int:
-    """Return the offset in a row of a byte of an entry."""
+    """Return the offset, in a row of packed records, of the byte at the offset ``place`` of an entry."""
     return place - ENTRY_HEADER if place < ENTRY_HEADER + PROBE_SIZE else place - RECORD_PLACE + PROBE_SIZE

@@ -228,13 +228,13 @@ class SharedRing:
         return [piece[start:stop] for piece in self.pieces() for start, stop in entries_in(piece)]
 
     def close(self) -> None:
-        """Release the views."""
+        """Release the memory views of the ring."""
         for view in (self._lengths, self._data, self._producer, self._consumer):
             view.release()
 
 
 class SharedRings:
-    """The rings of all CPUs."""
+    """Rings of all CPUs, to which handlers in the probed processes write entries."""
 
     def __init__(self, region: Region, shape: RingShape) -> None:
         self.shape = shape
@@ -498,7 +498,11 @@ class RingReader:
         return self._index.refused + self._refused
 
     def limit(self, probes: int, ending: Collection[int]) -> None:
-        """Set the number of probepoints, and the numbers of those that handlers may end."""
+        """
+        Set the number of probepoints, and the numbers of those whose handlers may end them.
+
+        ``ending`` are these: by ``maxhits``, ``remove`` or ``exit``.
+        """
         self._index.limit(probes)
         self._ending = ending
 
@@ -554,7 +558,12 @@ class RingReader:
         return batches
 
     def _bound(self, waiting: set[int], kept: int) -> int:
-        """Return the time from which on rings may have records that cannot be read yet."""
+        """
+        Return the time, CLOCK_MONOTONIC in nanoseconds, from which on rings may have records that cannot be read yet.
+
+        ``waiting`` are the rings whose first entry is incomplete. If ``kept`` bytes of former readings exceed the room
+        for a reading, they are not waited for.
+        """
         now = time.monotonic()
         self._waiting = {
             # The ring's outstanding records are younger than its last record, and than a reading that found it empty.
@@ -589,7 +598,11 @@ class RingReader:
         return [records] if records else []
 
     def _settled(self, buffer: EntryBuffer, other: EntryBuffer, before: int | None) -> list[Batch]:
-        """Give the records of unknown threads the data of another thread of their process, and return all."""
+        """
+        Return all records of ``buffer``; threads that are still unknown get the name of another one of their process.
+
+        ``before`` is as in ``read``; records that must be kept are moved to ``other``.
+        """
         index = self._index
         assert self.names is not None
         self.names.settle()

@@ -204,7 +204,12 @@ class CodeWriter:
     def _keep_bound(
         self, jumps: dict[int, PlacedJump], refused: dict[int, str], groups: Mapping[int, Collection[int]]
     ) -> None:
-        """Remove the planned jumps whose handlers are bound to instructions without jumps."""
+        """
+        Remove from ``jumps`` those whose handlers would run without others of their group.
+
+        ``groups`` has, by site, the sites of its group, of which all have jumps or none. ``refused`` has the reason for
+        each site without a jump, and is updated.
+        """
         while True:
             for site in list(refused):
                 refused |= {other: refused[site] for other in groups.get(site, ()) if other not in refused}
@@ -374,7 +379,7 @@ def tid_place_of(path: Path) -> int | None:
 
 
 def _read(path: Path, module: Module, symbol: str, size: int) -> bytes:
-    """Return the first ``size`` bytes at a symbol."""
+    """Return the first ``size`` bytes of the function ``symbol`` of a module, from its file."""
     with open(path, "rb", opener=without_waiting) as file:
         file.seek(module.file_offset(module.address_of(symbol)))
         return file.read(size)
@@ -400,13 +405,13 @@ class _Waiting:
 
 
 class Postponed:
-    """The postponed probepoints, by process."""
+    """Probepoints whose jumps could not be planned, by process, and the times at which planning is tried again."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, _Waiting] = {}
 
     def add(self, pid: int, probes: Iterable[int]) -> bool:
-        """Postpone probepoints; return False if they have waited too long."""
+        """Postpone the jumps of probepoints in a process; return False if they have been postponed too often."""
         waiting = self._waiting.setdefault(pid, _Waiting())
         if waiting.delay > _LAST_DELAY:
             return False
@@ -418,7 +423,7 @@ class Postponed:
 
     @property
     def is_due(self) -> bool:
-        """True if postponed probepoints must be tried again now."""
+        """True if the jumps of postponed probepoints should be planned again now."""
         waiting = tuple(self._waiting.values())
         return bool(waiting) and any(each.probes and time.monotonic() >= each.due for each in waiting)
 
@@ -469,9 +474,9 @@ class Families:
 
     def left(self, pid: int) -> int | None:
         """
-        Record that a process has ended or called execve.
+        Remove a process that has ended or called execve from its group.
 
-        Return its group if it was the last one there, else None.
+        Return the number of the group if it is empty now, else None.
         """
         family = self._of.pop(pid, None)
         return None if family in self._of.values() else family
@@ -508,7 +513,11 @@ class CodeWriters:
         mappings: list[MemoryMapping],
         maps: HandlerMaps,
     ) -> CodeWriter | None:
-        """Return the writer for a probepoint's module in a process; None if the module is not mapped there any more."""
+        """
+        Return the writer of the code for a probepoint's module in a process; None if the module is not mapped any more.
+
+        ``family`` is the group of the process (``Families``), ``memory`` the memory that it has mapped for handlers.
+        """
         site, first = answers.compiled[probe], answers.probes[probe].instruction
         mine = [m for m in mappings if (m.device, m.inode) == site.file]
         start = run_time_address(mine, first.offset)

@@ -111,7 +111,7 @@ class Clock:
         self._page.words[CLOCK_VERSION] = self._version
 
     def close(self) -> None:
-        """Release the page."""
+        """Release the memory view of the clock page."""
         self._page.close()
 
 
@@ -412,7 +412,7 @@ class HandlerHits:
         return Damage(self._reader.refused, self._reader.damaged + maps.rings.damaged, len(self._unknown), keys)
 
     def limit(self, probes: int, ending: Collection[int]) -> None:
-        """Set the number of probepoints, and which of them may have a last hit."""
+        """Set the number of probepoints, and the numbers ``ending`` of those whose handlers may end them."""
         with self._lock:
             if self._maps is not None:
                 self._reader.limit(probes, ending)
@@ -428,7 +428,7 @@ class HandlerHits:
         return None if self._maps is None else self._reader.settled
 
     def begin_program(self, pid: int) -> None:
-        """Record that a process has called execve, and will have handlers."""
+        """Record that a process has called execve and has mapped memory for handlers: its threads have new names."""
         if self._reader.names is not None:
             self._reader.names.begin_program(pid)
 

@@ -1,5 +1,5 @@
 """
-Pieces of code for a probepoint: eBPF, one piece for each instruction at which code runs.
+eBPF code that runs for a probepoint in the probed process, as pieces: one for each instruction at which code runs.
 
 ::
 
@@ -111,7 +111,7 @@ class NumberedCode:
         return found if all(found.of(number).code == each.code for number, each in rest) else None
 
     def of(self, number: int) -> Assembled:
-        """Return the code for a probepoint."""
+        """Return the code with the immediates for the probepoint ``number``."""
         if not self.places or number == self.number:
             return self.assembled
         code: list[Insn] = list(self.assembled.code)
@@ -442,7 +442,7 @@ class PlannedSite(NamedTuple):
         return tuple(dict.fromkeys((piece.program, piece.probe) for piece in self.pieces))
 
     def probes_of(self, program: int) -> list[int]:
-        """Return the probepoints of a program."""
+        """Return the numbers of the probepoints of one program at this instruction."""
         return [probe for number, probe in self.owners if number == program]
 
 

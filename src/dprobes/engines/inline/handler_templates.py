@@ -103,7 +103,7 @@ class _Template(NamedTuple):
 
 
 class _Gap(TrialCode):
-    """Code of a trial that is left out: a template has a gap instead."""
+    """Trial of a template, whose code is replaced by a gap of fixed bytes into which each copy gets its own trial."""
 
     def __init__(self, trial: Trial, site: int) -> None:
         super().__init__(trial, site)
@@ -111,7 +111,7 @@ class _Gap(TrialCode):
         self.keeps_flags = False
 
     def write(self, asm: X86Assembler, *, keeps_flags: bool) -> None:
-        """Write the gap, and record its place and ``keeps_flags``."""
+        """Write the gap in place of the trial's code; record its offset, and whether the frame has all flags."""
         self.place, self.keeps_flags = len(asm), keeps_flags
         asm.raw(_GAP)
 

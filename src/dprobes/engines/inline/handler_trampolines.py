@@ -167,7 +167,7 @@ class TrialCode:
             self._look_at_target(asm)
 
     def _note(self, place: int, *, is_trap: bool = False) -> None:
-        """Record that a thread may stop at the instruction at ``place``."""
+        """Record that a thread may stop at the instruction at ``place``, by a fault or with ``is_trap`` by a trap."""
         self.stops.append(NativeStop(place, self._site, is_trap=is_trap, has_frame=True, has_flags=self._keeps_flags))
 
     def _trap(self, asm: X86Assembler) -> None:
@@ -290,7 +290,11 @@ class TrialCode:
         asm.raw(encoder.take_buffer())
 
     def _put_access(self, asm: X86Assembler, instruction: Instruction, access: Access, at: int = 0) -> None:
-        """Write an instruction whose operand is a byte of an access, with the field of its displacement."""
+        """
+        Write ``instruction``, whose operand is the byte at the offset ``at`` of an access.
+
+        The field of its displacement is recorded, so that copies of the code can have other displacements.
+        """
         from iced_x86 import Encoder, Register
 
         encoder = Encoder(64)
@@ -426,7 +430,7 @@ class _Rest:
         self.copy: DisplacedCode
 
     def copy_at(self, address: int) -> bytes:
-        """Return the copy at an address."""
+        """Return the code of the displaced instructions for an address, and store its description in ``copy``."""
         copy = displaced(self._raw, self._original, address, goes_back=self._goes_back)
         assert copy is not None, "the trampoline is near the instruction"
         self.copy = copy

@@ -231,7 +231,7 @@ def _names(numbers: object) -> dict[int, str]:
 
 @cache
 def _abilities() -> frozenset[str]:
-    """Return the feature flags of this processor."""
+    """Return the feature flags of this machine's processor, from /proc/cpuinfo."""
     for line in Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").splitlines():
         if line.startswith("flags"):
             return frozenset(line.partition(":")[2].split())
@@ -285,7 +285,11 @@ def _obstacle_of(features: Iterable[str]) -> str | None:
 
 
 def _access(memory: UsedMemory, instruction: Instruction, name: str) -> Access | str | None:
-    """Return one access, the reason why it cannot be tried, or None if it always completes."""
+    """
+    Return the access to memory that a trial tests for the operand ``memory`` of an instruction.
+
+    ``name`` is its mnemonic. None: the access always completes. A string is the reason why it cannot be tested.
+    """
     from iced_x86 import CodeSize, MemorySizeExt, OpAccess, Register
 
     if memory.access == OpAccess.NO_MEM_ACCESS:

@@ -124,7 +124,12 @@ class InlineHandlers:
     def placed(
         self, program: int, pid: int, probes: Sequence[int], answers: Answers
     ) -> ShareMemory | PatchSites | None:
-        """Handle breakpoints placed in a process; return the next request to the tracer, None if there is none."""
+        """
+        Request jumps for breakpoints of ``probes`` that the tracer has placed in a process.
+
+        Return the next request to the tracer: to map memory, or to write jumps. None: no jump can replace them, or the
+        answer to a request is awaited.
+        """
         wanted = self.native_probes(probes, answers)
         if not wanted:
             return None
@@ -136,7 +141,11 @@ class InlineHandlers:
         return None if is_asked else self._share(program, pid)
 
     def shared(self, message: MemoryShared, answers: Answers) -> PatchSites | None:
-        """Record memory that a process has mapped; return the request for its jumps, None without jumps."""
+        """
+        Record the memory that a process has mapped for handlers, and plan its jumps.
+
+        Return the request to write them; None if there are none, or if the process could not map the memory.
+        """
         wanted = self._waiting.pop(message.pid, set())
         if self._is_closed:
             return None
@@ -152,9 +161,9 @@ class InlineHandlers:
 
     def patched(self, program: int, message: SitesPatched) -> ShareMemory | None:
         """
-        Record jumps that were written.
+        Record the result of a request to write jumps.
 
-        Return a new request to the tracer if they must be planned again, else None.
+        Return a new request to the tracer if the jumps must be planned again, else None.
         """
         refused = message.refused_of(program)
         if (message.is_outdated or message.is_occupied) and self._maps is not None:
@@ -177,7 +186,7 @@ class InlineHandlers:
             self._planned[pid] = list(self._planned[parent])
 
     def left(self, pid: int) -> None:
-        """Forget a process that has ended or called execve."""
+        """Forget the memory and the planned jumps of a process that has ended or called execve."""
         for known in (self._memories, self._planned, self._asked):
             known.pop(pid, None)
         self._postponed.forget(pid)
@@ -192,7 +201,7 @@ class InlineHandlers:
         return not self._is_closed and self._postponed.is_due
 
     def due(self, answers: Answers) -> PatchSites | None:
-        """Return the postponed request to the tracer that is due; None if there is none."""
+        """Return the request to write postponed jumps whose time has come; None if there is none."""
         found = None if self._is_closed else self._postponed.take_due()
         memory = None if found is None else self._memories.get(found[0])
         return None if found is None or memory is None else self._plan(memory, found[1], answers)
@@ -306,7 +315,11 @@ class InlineHandlers:
         request.pages += writer.new_regions()
 
     def _take(self, made: PlannedJumps, mine: ModulePlan, request: _Request) -> None:
-        """Add planned jumps to a request; note the reasons against the others."""
+        """
+        Add planned jumps and their code to a request, and record in ``refused`` why other probepoints have none.
+
+        ``mine`` is the plan of this program.
+        """
         for address, reason in made.refused.items():
             if address in mine.planned:
                 self.refused |= dict.fromkeys(mine.planned[address].probes_of(mine.program), reason)
@@ -368,7 +381,7 @@ class InlineHandlers:
         return None if words is None else ReleaseMemory(program, words)
 
     def released(self, message: MemoryReleased) -> None:
-        """Record the reply to a ``ReleaseMemory``."""
+        """Pass on the tracer's reply to the request to release what killed handlers have left in shared memory."""
         if self._hits is not None:
             self._hits.released(is_done=message.is_done)
 

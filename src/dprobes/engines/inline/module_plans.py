@@ -47,10 +47,11 @@ __all__ = [
 
 def site_patch(jump: PlacedJump, planned: Mapping[int, PlannedSite], module: ModuleCode, program: int) -> SitePatch:
     """
-    Return the request for a jump to the handlers that are ``planned`` at instructions, by address.
+    Return the request to the tracer to write a planned jump, with its trampoline, to a process.
 
-    The trampoline is code of ``program``. If a jump lies in two pages, the part in the second one is written first;
-    until the jump is complete, a breakpoint is at its beginning.
+    ``planned`` has the handlers of each instruction, by address; the trampoline is code of the program with the number
+    ``program``. If a jump crosses a page boundary, the second page is written first. Until the jump is complete, a
+    breakpoint is at its beginning.
     """
     plan = jump.placement.plan
     code = module.around(plan.start)
@@ -81,7 +82,11 @@ def site_patch(jump: PlacedJump, planned: Mapping[int, PlannedSite], module: Mod
 
 
 def _stops_of(stops: Sequence[NativeStop], planned: Mapping[int, PlannedSite]) -> tuple[NativeStop, ...]:
-    """Return stops with the program whose handler may divert; it is the only one at its site."""
+    """
+    Return ``stops`` with the number of the program whose handler ends with ``skip`` or ``exit``, if one does.
+
+    Such a handler is the only one at its instruction.
+    """
     if not any(stop.exit_code for stop in stops):
         return tuple(stops)
     return tuple([stop._replace(program=planned[stop.site].pieces[0].program) for stop in stops])

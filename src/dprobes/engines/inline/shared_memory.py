@@ -45,7 +45,7 @@ class Words:
         self.words = self._view.cast("Q")
 
     def close(self) -> None:
-        """Release the memory."""
+        """Unmap the memory of the words."""
         self.words.release()
         self._view.release()
         self.memory.close()
@@ -154,7 +154,7 @@ class SharedArray:
         return range(self._offset, self._offset + self._size, self.stride)
 
     def close(self) -> None:
-        """Release the views."""
+        """Release the memory views of the array."""
         for view in (self.halves, self.words, self.memory):
             view.release()
 

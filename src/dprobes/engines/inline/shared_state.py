@@ -37,7 +37,7 @@ __all__ = ["PROBES_MAX", "SharedHits", "SharedState", "SharedStore", "SharedTabl
 
 
 class _SharedMaps:
-    """Factory of maps in a region."""
+    """Factory of arrays and hash tables in a region of memory that is shared with the probed processes."""
 
     def __init__(self, region: Region) -> None:
         self._region = region
@@ -55,13 +55,13 @@ class _SharedMaps:
         *,
         per_cpu: bool,
     ) -> SharedHash:
-        """Return a hash table."""
+        """Return a hash table with at most ``entries`` keys; sizes are in bytes, and ``per_cpu`` must be False."""
         assert not per_cpu
         return SharedHash(self._region, TableShape(key_size, value_size, entries))
 
 
 class SharedTables(TableMaps[SharedArray, SharedHash]):
-    """Maps of the tables of a program."""
+    """Keyed tables of a program in memory that is shared with the probed processes."""
 
     keeps_stacks = True
 
@@ -156,7 +156,7 @@ class SharedStore:
         self._all.change(TableChange(self._number, None))
 
     def contents(self) -> TableContents:
-        """Return the current contents."""
+        """Return the keys and values that the table has now."""
         return self._all.contents()[self._number]
 
     def _found(self, key: bytes) -> int:

@@ -428,7 +428,7 @@ def _left_out(listed: ModuleSymbols, *, is_whole: bool) -> str:
 
 
 class _GuestText:
-    """Code in the memory of the machine."""
+    """Code of the machine's kernel, read from its memory through the stub."""
 
     shift: int | None = None
 

@@ -359,7 +359,9 @@ class AddressSpaces:
         )
 
     def read(self, space: int, address: int, size: int) -> bytes:
-        """Return memory of an address space; fewer bytes if pages are not present, as before their first access."""
+        """
+        Return memory of the address space ``space``; fewer bytes if pages are absent, as before their first access.
+        """
         tables = self._word(space + self._facts.layout.pgd)
         if self._facts.tables is None or not tables:
             return b""
@@ -504,7 +506,9 @@ class TaskReader:
         return NOBODY if not address else self.task_at(address)
 
     def ancestors(self, address: int) -> Iterator[int]:
-        """Iterate over the process ids of a task and of its ancestors that still run."""
+        """
+        Iterate over the process ids of the task whose task_struct is at ``address``, and of its running ancestors.
+        """
         for _ in range(_ANCESTORS_MAX):
             yield self._target.word(address + self._facts.layout.tgid, 4) or 0
             parent = self._target.word(address + self._facts.layout.parent, _WORD)

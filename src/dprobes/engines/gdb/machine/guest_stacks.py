@@ -125,7 +125,11 @@ class KernelStacks:
                 assert_never(entry.kind)
 
     def _interrupted(self, saved: int, bp: int) -> _Frame | None:
-        """Return the frame whose registers were saved when it was interrupted, None if that was a program's."""
+        """
+        Return the kernel's frame that was interrupted, from its registers at ``saved`` (struct pt_regs) and its rbp.
+
+        None: a program was interrupted.
+        """
         if self._word(saved + _SAVED_CS) & _RING:
             return None
         return _Frame(self._word(saved + _SAVED_IP), self._word(saved + _SAVED_SP), bp, is_exact=True)

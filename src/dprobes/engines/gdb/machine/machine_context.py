@@ -57,7 +57,7 @@ class MachineContext(StubContext):
         self._task: Task | None = None
 
     def select(self, thread: ThreadId | None, registers: Registers, process: int) -> None:
-        """Select a processor for all further calls."""
+        """Select the processor ``thread`` for all further calls; ``process`` is the id of the process that it runs."""
         super().select(thread, registers, process)
         self._cpu = self._task = None
         if self.privileged is not None:

@@ -325,7 +325,7 @@ class MachineTarget(StubTarget):
         self.is_over = True
 
     def let_go(self) -> None:
-        """Remove all breakpoints, and resume the machine."""
+        """Remove all breakpoints from the machine, and resume it without further stops."""
         if self.is_running:
             self.stop()
         self._set_back()
@@ -348,7 +348,7 @@ class GuestMemory:
         self._target, self._root, self.paging = target, root, paging
 
     def read(self, address: int, size: int) -> bytes:
-        """Return bytes; fewer if some cannot be read."""
+        """Return ``size`` bytes of the machine's memory at a virtual address; fewer if some cannot be read."""
         return self._target.read_large(self._root, self.paging, address, size)
 
     def physical(self, address: int) -> int | None:
@@ -357,7 +357,7 @@ class GuestMemory:
         return None if found is None else found.physical
 
     def word(self, address: int, size: int = 8) -> int:
-        """Return an unsigned number, 0 if it cannot be read."""
+        """Return the unsigned number of ``size`` bytes at a virtual address; 0 if it cannot be read."""
         data = self.read(address, size)
         return int.from_bytes(data, self._target.byte_order) if len(data) == size else 0
 

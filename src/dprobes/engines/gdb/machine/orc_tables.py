@@ -32,7 +32,7 @@ _MASK = (1 << 64) - 1
 
 
 class OrcRegister(IntEnum):
-    """Registers that an entry names (ORC_REG_*)."""
+    """Registers that an entry in the kernel's ORC tables names (ORC_REG_*)."""
 
     UNDEFINED = 0
     PREV_SP = 1
@@ -47,7 +47,7 @@ class OrcRegister(IntEnum):
 
 
 class OrcKind(IntEnum):
-    """Types of entries, numbered as since Linux 6.4."""
+    """Types of entries in the kernel's ORC tables, numbered as since Linux 6.4."""
 
     UNDEFINED = 0
     END_OF_STACK = 1
@@ -95,7 +95,7 @@ class OrcLayout:
         return cls(kind.bits - 8 * _WORD, kind.width, None if end is None else end.bits - 8 * _WORD)
 
     def entry(self, data: bytes) -> OrcEntry | None:
-        """Return an entry from its bytes, None if its type is unknown."""
+        """Return the decoded ORC entry in ``data``, of the size of struct orc_entry; None if its type is unknown."""
         sp_offset, bp_offset, bits = _ENTRY.unpack(data)
         number = bits >> self.type_place & (1 << self.type_width) - 1
         if self.end_place is None:

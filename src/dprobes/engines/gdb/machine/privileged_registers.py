@@ -167,7 +167,7 @@ class SystemRegisters(NamedTuple):
 
 
 class Monitor:
-    """The monitor behind a stub."""
+    """QEMU's monitor, through the packet ``qRcmd`` of a ``stub``."""
 
     def __init__(self, stub: Stub) -> None:
         self._stub = stub
@@ -276,7 +276,7 @@ class Privileged:
         return self._told[1]
 
     def value(self, name: str, thread: ThreadId | None) -> int:
-        """Return a register of ``MONITORED``."""
+        """Return the value of a register of ``MONITORED``, such as cr0, on the processor ``thread``."""
         system = self._system(thread)
         if name.startswith("dr"):
             return system.debug.get(name, 0)

@@ -152,7 +152,12 @@ class MachineStepper(Stepper):
         registers: Registers,
         needed: Container[int],
     ) -> StopReply:
-        """Execute the instruction at a breakpoint, which is removed during the step."""
+        """
+        Execute the instruction at the breakpoint ``at``, which is removed during the step; return the stop after it.
+
+        It is inserted again if ``at`` is in ``needed``. If the processor is in a fault handler then, the stop has
+        SIGSEGV.
+        """
         self._target.write_back(thread, registers)
         pc = self.processor.pc
         self._target.remove(at)
@@ -217,7 +222,11 @@ class ProbedMachine(StubMember):
         self._clocks = SampleClocks(program.probes, resolved.probepoints)
 
     def find(self, stub: Stub, tell: Callable[[str], None], warn: Callable[[str], None]) -> Inferior:
-        """Return the machine."""
+        """
+        Return the machine that the stub emulates or debugs, with its stepper and the context of handlers.
+
+        ``tell`` and ``warn`` take lines for the restorer and warnings for the user.
+        """
         architecture, processor = self.architecture, self._processor
         default = processor.default_description()
         target = MachineTarget(stub, architecture.byte_order, default, processor.breakpoint, tell)
@@ -251,7 +260,12 @@ class ProbedMachine(StubMember):
         self.place_probes()
 
     def _learn(self, thread: ThreadId | None) -> None:
-        """Look for a kernel on the connection of the run, unless the program has found it before."""
+        """
+        Look for a kernel in the stopped machine, for a program whose module is not a kernel.
+
+        If there is none, handlers run without symbols and processes. It is searched for on this connection, because
+        many stubs accept only one.
+        """
         if self._bare is not None:
             # Such a program needs no kernel to find its probepoints. It asks on the connection of the run, because many
             # stubs accept only one.
@@ -283,7 +297,7 @@ class ProbedMachine(StubMember):
             self.program.stacks_of_programs = ProgramStacks(spaces, self.architecture, names, self._files)
 
     def _find_monitor(self, thread: ThreadId | None) -> None:
-        """Find the monitor that reads system registers, and the kernel's fault handlers."""
+        """Find QEMU's monitor, which reads system registers, and the addresses of the kernel's fault handlers."""
         facts, monitor, context = self._facts, Monitor(self._target.stub), self._context
         self._stepper.has_kernel = facts is not None
         if self.architecture.name not in EMULATED or not monitor.is_there:
@@ -336,7 +350,7 @@ class ProbedMachine(StubMember):
             self.events.report(self.placed.move(0), 0)
 
     def select(self, thread: ThreadId | None, registers: Registers) -> None:
-        """Select the processor that handlers refer to."""
+        """Select the processor, a ``thread`` of the stub, whose registers and memory the handlers access."""
         self._context.select(thread, registers, 0)
 
     def _is_concerned(self) -> bool:
@@ -406,7 +420,7 @@ class ProbedMachine(StubMember):
         return any(code == DEBUGGER for _, code in ended)
 
     def hand_over(self, at: int, where: str, registers: Registers) -> None:  # noqa: ARG002 - as its segment counts
-        """Leave the machine stopped for a debugger."""
+        """Remove the breakpoints, and leave the machine stopped, so that a debugger can connect to the stub."""
         place, name = f"{self._stepper.place_of(registers):#x} ({where})", self._target.stub.name
         command = f"-ex 'target remote {name}'"
         if len(self._processors) > 1 and self._context.thread in self._processors:
@@ -417,7 +431,7 @@ class ProbedMachine(StubMember):
         self.events.warn(f"the machine is stopped at {place}", f"gdb {command}")
 
     def write_core(self, at: int, registers: Registers) -> None:
-        """Do nothing: machines have no cores."""
+        """Do nothing: a core file has the memory of a process, and a machine is none."""
 
     def _dump(self) -> None:
         """Make QEMU write a dump of the machine's memory, in the state before the probed instruction."""
@@ -517,7 +531,7 @@ class _NoText:
     shift: int | None = None
 
     def read(self, _address: int, _size: int) -> bytes:
-        """Return no bytes."""
+        """Return no bytes: the code of a machine without a kernel may change at any time, and is not read."""
         return b""
 
     def problem_at(self, _address: int) -> str | None:
@@ -525,9 +539,9 @@ class _NoText:
         return None
 
     def origin_of(self, _address: int) -> str:
-        """Return an empty string."""
+        """Return an empty string: the code is not from a file."""
         return ""
 
     def is_patched(self, _instruction: DecodedInstruction) -> bool:
-        """Return False."""
+        """Return False: there is no original to compare an instruction with."""
         return False

@@ -183,7 +183,11 @@ class ProbedPrograms(ProbedMachine):
     # The thread of a hit
 
     def select(self, thread: ThreadId | None, registers: Registers) -> None:
-        """Select the processor that handlers refer to; where the module is not mapped, no probepoint is hit."""
+        """
+        Select the processor whose registers and memory handlers access.
+
+        If the process that it runs does not map the module, no probepoint is hit.
+        """
         super().select(thread, registers)
         self._here, self.placed = registers, self._nowhere
         if self._context.is_in_kernel:
