@@ -78,9 +78,7 @@ class _Numbers:
         return self._first[member] + number
 
     def look(self, attachments: Sequence[Attachment]) -> None:
-        """
-        Append the probepoints that ``attachments`` have found since the last call to ``probes``, with new numbers.
-        """
+        """Append the probepoints that ``attachments`` have found since the last call to ``probes``, numbered."""
         with self._lock:
             for member, attachment in enumerate(attachments):
                 own = self._of[member]

@@ -430,9 +430,7 @@ class Changeable(Protocol):
 
 
 def make_changes(attachment: Changeable, changes: Sequence[Change]) -> None:
-    """
-    Make changes of variables, tables and probepoints in their order; adjacent changes of values are made in one call.
-    """
+    """Make changes of variables, tables and probepoints in their order; combine adjacent changes of values."""
     values: list[ValueChange] = []
     for number, change in enumerate(changes, 1):
         match change:

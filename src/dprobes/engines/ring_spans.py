@@ -56,7 +56,11 @@ class _Runs:
         """The size of an entry in 32-bit words, keyed by the first word of its header."""
 
     def passed(self, place: int, end: int) -> int:
-        """Read up to ``left`` entries one by one; return the offset in bytes of the next, a busy one, or ``end``."""
+        """
+        Skip up to ``left`` entries one by one from the offset ``place``, and return the offset of the next entry.
+
+        The result is that of an entry which is still being written if one comes first, or ``end``.
+        """
         words, steps = self._words, self._steps
         at, stop = place >> 2, end >> 2
         for _ in range(self.left):

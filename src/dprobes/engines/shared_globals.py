@@ -95,7 +95,7 @@ class AtomicCells(SharedCells):
         return self._cells[: self._count]
 
     def release(self) -> None:
-        """Release the views of the memory."""
+        """Release the memory views of the cells, before their memory is unmapped."""
         for view in (self._cells, self._halves, self._bytes):
             view.release()
 
@@ -121,7 +121,7 @@ class MappedCells(AtomicCells):
         del address
 
     def close(self) -> None:
-        """Unmap the cells."""
+        """Unmap the memory of the cells."""
         self.release()
         self._mapping.close()
 

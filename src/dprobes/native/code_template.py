@@ -49,7 +49,11 @@ class VaryingNumber(int):
 
     @classmethod
     def of(cls, number: int, variable: int, growth: int, base: int) -> Self:
-        """Return the number, which has the value ``number`` at present."""
+        """
+        Return ``number`` as an integer with the rule by which it varies: ``base`` plus ``growth`` times a variable.
+
+        ``variable`` is the index of the variable.
+        """
         made = cls(number)
         made.variable, made.growth, made.base = variable, growth, base
         return made

@@ -74,7 +74,11 @@ def pieces_of(code: Sequence[Insn], index: int, size: int) -> tuple[int, ...]:
 
 
 def _start(code: Sequence[Insn], index: int) -> int | None:
-    """Return the frame offset to which R2 points before ``index``; None if R2 is not R10 plus a number there."""
+    """
+    Return the offset from R10 to which R2 points before the instruction ``index``.
+
+    None: R2 is not known to be R10 plus a number there.
+    """
     for place in range(index - 1, 0, -1):
         insn, before = code[place], code[place - 1]
         if insn.dst != _SOURCE or insn.kind in (Class.ST, Class.STX, Class.JMP, Class.JMP32):

@@ -40,7 +40,7 @@ class Fixup(NamedTuple):
 
 
 class MapShape(enum.Enum):
-    """The data structure of a map."""
+    """Data structure of a map of eBPF in a process's memory."""
 
     VALUES = "values"
     """An array of values of one size."""

@@ -176,7 +176,11 @@ def frame_size(assembled: Assembled) -> int:
 
 
 def _depth(code: tuple[Insn, ...]) -> int:
-    """Return the size in bytes of the frame without the word of MAY_GOTO; 512 if a pointer into it is not tracked."""
+    """
+    Return the number of bytes below R10 that code accesses, without the word of MAY_GOTO.
+
+    512, the maximum, if the code calculates with a pointer into the frame that is not tracked.
+    """
     frame = Register.R10.value
     lowest = 0
     for index, insn in enumerate(code):
@@ -413,6 +417,6 @@ def footprint(assembled: Assembled, context: range = CONTEXT_WORDS) -> Footprint
 
 
 def _words(insn: Insn) -> set[int]:
-    """Return the offsets of the context's words, one or two, that an access touches."""
+    """Return the offsets of the words of the handler's context, one or two, that an access to memory touches."""
     size = insn.size
     return {insn.off & ~7, insn.off + size - 1 & ~7}

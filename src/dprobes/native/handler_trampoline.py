@@ -90,7 +90,7 @@ def make_trampoline(
 
 
 class _Code:
-    """The code of one handler, and its footprint."""
+    """eBPF code of one handler in a trampoline, without dead code, and the registers that it reads and changes."""
 
     def __init__(self, asm: VirtualAssembler, part: Part) -> None:
         self.assembled = trimmed(part.assembled)
@@ -187,7 +187,7 @@ class _Writer(Generic[_Asm]):
             self._asm.raw(self._asm.nothing)
 
     def _look_for_life(self, code: _Code, ended: Label) -> None:
-        """Write a jump to ``ended`` that is taken if the tool of a handler has ended."""
+        """Write a test of the life mark of a handler: jump to ``ended`` if the tool has ended."""
         if code.around.life_mark is not None:
             self._asm.branch_if_ended(code.around.life_mark, ended)
 

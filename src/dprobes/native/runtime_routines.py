@@ -262,7 +262,7 @@ def _copy(asm: VirtualAssembler, faulting: list[tuple[int, Label]], fault: Label
 
 
 def _clear(asm: VirtualAssembler, fault: Label) -> None:
-    """Write the code at ``fault``, for a fault of a read: clear R2 bytes at _START, and return -EFAULT."""
+    """Write the code at the label ``fault``, for a read that faulted: clear R2 bytes at _START, and return -EFAULT."""
     cleared = asm.label()
     asm.place(fault)
     asm.branch(Jump.JEQ, _V.R2, 0, cleared)

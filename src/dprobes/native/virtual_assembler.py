@@ -75,7 +75,7 @@ Operand = VirtualRegister | MemoryWord | int
 
 
 class SystemCall(enum.Enum):
-    """The system calls that routines make."""
+    """System calls that the routines of handlers make."""
 
     GETPID = "getpid"
     GETTID = "gettid"
@@ -131,7 +131,7 @@ class LabeledCode:
         return len(self._places) - 1
 
     def place(self, label: Label) -> None:
-        """Place a label at the next instruction."""
+        """Define a label as the address of the next instruction."""
         assert self._places[label] is None, "a label is placed twice"
         self._places[label] = len(self)
 
@@ -168,13 +168,13 @@ class VirtualAssembler(Protocol):
         """Return a new label, which is not placed yet."""
 
     def place(self, label: Label) -> None:
-        """Place a label at the next instruction."""
+        """Define a label as the address of the next instruction."""
 
     def address_of(self, label: Label) -> int:
         """Return the address of a label, which must have been placed."""
 
     def raw(self, data: bytes) -> None:
-        """Append encoded instructions unchanged."""
+        """Append ``data``, encoded instructions, to the code unchanged."""
 
     def assemble(self) -> bytes:
         """Return the code; all labels must have been placed."""
@@ -182,7 +182,11 @@ class VirtualAssembler(Protocol):
     # Values
 
     def alu(self, operation: int, dst: VirtualRegister, operand: Operand, *, wide: bool = True) -> None:
-        """Perform an operation of ``Alu``; a MemoryWord is allowed for ADD and SUB."""
+        """
+        Set ``dst`` to an operation of ``Alu`` on ``dst`` and ``operand``; 32 bits without ``wide``.
+
+        A MemoryWord is allowed for ADD and SUB.
+        """
 
     def add(self, dst: VirtualRegister, src: VirtualRegister, number: int) -> None:
         """Set a register to another one plus a number, which must fit into an immediate of the processor's addition."""
@@ -190,12 +194,20 @@ class VirtualAssembler(Protocol):
     def read(
         self, dst: VirtualRegister, base: VirtualRegister, place: int, size: int = 8, *, is_shared: bool = False
     ) -> None:
-        """Load 1, 2, 4 or 8 bytes; the rest of the register is cleared."""
+        """
+        Load ``size`` bytes, 1, 2, 4 or 8, at ``base`` plus ``place`` into ``dst``; the rest of ``dst`` is cleared.
+
+        ``is_shared``: other threads write the memory, so the load has acquire semantics.
+        """
 
     def write(
         self, base: VirtualRegister, place: int, src: VirtualRegister, size: int = 8, *, is_shared: bool = False
     ) -> None:
-        """Store the low bytes of a register."""
+        """
+        Store the low ``size`` bytes of ``src`` at ``base`` plus ``place``.
+
+        ``is_shared``: other threads read the memory, so the store has release semantics.
+        """
 
     def write_number(
         self, base: VirtualRegister, place: int, value: int, size: int = 8, *, is_shared: bool = False
@@ -203,32 +215,36 @@ class VirtualAssembler(Protocol):
         """Store a number, which for 8 bytes is sign-extended from 32 bits."""
 
     def atomic(self, operation: int, base: VirtualRegister, place: int, src: VirtualRegister, size: int) -> None:
-        """Perform an operation of ``Atomic`` on 4 or 8 bytes."""
+        """Perform an operation of ``Atomic`` with the operand ``src`` on 4 or 8 bytes at ``base`` plus ``place``."""
 
     # Control
 
     def jump(self, target: Label) -> None:
-        """Jump to a label."""
+        """Append an unconditional jump to a label."""
 
     def branch(
         self, condition: int, register: VirtualRegister, operand: Operand, target: Label, *, wide: bool = True
     ) -> None:
-        """Jump under a condition of ``Jump``; a MemoryWord is allowed for JNE."""
+        """
+        Compare a register with an operand, and jump to ``target`` if the condition of ``Jump`` is met.
+
+        Without ``wide`` only the low 32 bits count. A MemoryWord is allowed for JNE.
+        """
 
     def count_down(self, register: VirtualRegister, step: int, again: Label) -> None:
-        """Subtract ``step``, and jump to ``again`` if the result is not 0."""
+        """Subtract ``step`` from a register, and jump to ``again`` if the result is not 0."""
 
     def count_pass(self, place: int, target: Label) -> None:
-        """Jump if the word at R10 + ``place`` is 0; subtract 1 from it in either case. Clobbers S1."""
+        """Jump to ``target`` if the word at R10 + ``place`` is 0; subtract 1 from it in either case. Clobbers S1."""
 
     def call_at(self, address: int) -> None:
-        """Call the routine at an address that a direct call reaches."""
+        """Call the routine at an address, which must be in reach of a direct call."""
 
     def jump_far(self, address: int) -> None:
         """Jump to any address. Clobbers R0."""
 
     def ret(self) -> None:
-        """Return."""
+        """Append a return to the caller of the function."""
 
     # Operations that depend on the processor
 
@@ -236,16 +252,16 @@ class VirtualAssembler(Protocol):
         """Load the number of the current CPU to R0; R1 to R5 are unchanged."""
 
     def read_thread(self, dst: VirtualRegister, place: int) -> None:
-        """Load 4 bytes at the thread pointer plus a displacement."""
+        """Load 4 bytes at the thread pointer plus ``place`` into ``dst``."""
 
     def read_thread_pointer(self, dst: VirtualRegister) -> None:
-        """Load the thread pointer with one instruction, which may fault if the thread has none."""
+        """Load the thread pointer into ``dst`` with one instruction, which may fault if the thread has none."""
 
     def read_counter(self) -> None:
         """Load the processor's counter, on which the clock page is based, to R0. Clobbers R3."""
 
     def scale(self, base: VirtualRegister, place: int) -> None:
-        """Multiply R0 by a word of memory, signed, and divide it by 2**32. Clobbers R3."""
+        """Multiply R0 by the signed word at ``base`` plus ``place``, and divide it by 2**32. Clobbers R3."""
 
     def enter_kernel(self, call: SystemCall) -> None:
         """Make a system call with the arguments R1 to R3; R0 is its result. Clobbers R1, R4 and S2."""
@@ -289,10 +305,14 @@ class VirtualAssembler(Protocol):
         """Store the probed program's stack pointer in the frame. Clobbers the free register."""
 
     def branch_if_ended(self, life_mark: int, target: Label) -> None:
-        """Jump if the life mark, at an address, has the bit HAS_ENDED. Clobbers the free register and flags."""
+        """
+        Jump to ``target`` if the life mark at the address ``life_mark`` shows that the tool has ended.
+
+        Clobbers the free register and flags.
+        """
 
     def branch_if_set(self, place: int, target: Label) -> None:
-        """Load the word at the offset ``place`` of the frame to the free register, and jump unless it is 0."""
+        """Load the word at the frame's offset ``place`` to the free register, and jump to ``target`` unless it is 0."""
 
     def open_handler(self, frame: int, *, has_context: bool) -> None:
         """With ``has_context``, set R1 to the address of the frame; if ``frame`` is not 0, allocate bytes below R10."""

@@ -208,11 +208,11 @@ class Interpreter:
         return self.final_state(start, point, context).outcome()
 
     def final_state(self, start: int, point: Point, context: Context) -> Machine:
-        """Run a handler as ``run`` does, and return the machine in its final state."""
+        """Run a handler as ``run`` does, and return the machine afterwards, with its stack, heap and logs."""
         return self.finish(self.machine(start, point, context))
 
     def machine(self, start: int, point: Point, context: Context) -> Machine:
-        """Return a machine before the first instruction of the handler at byte ``start``."""
+        """Return a machine with empty stack and log, before the first instruction of the handler at byte ``start``."""
         return Machine(self._architecture, point, context, start)
 
     def finish(self, machine: Machine) -> Machine:

@@ -275,7 +275,7 @@ def _pop_key(machine: Machine, store: KeyedStore) -> bytes:
 
 
 def _popped(machine: Machine, key: Key) -> list[int]:
-    """Pop the cells of one part of a key; return them with the top of the stack first."""
+    """Pop the cells of one part of a table's key, and return them in the order of their removal."""
     return [machine.pop() for _ in range(key.popped(machine.word_size))]
 
 
@@ -306,7 +306,7 @@ def _part(machine: Machine, key: Key, cells: Sequence[int]) -> bytes:
 
 
 def _wide_numbers(machine: Machine, cells: Sequence[int]) -> list[int]:
-    """Return the numbers of 64 bits in ``cells``; the low word of each is first."""
+    """Return the 64-bit numbers in ``cells``; with words of 4 bytes each has two cells, the low word first."""
     if machine.word_size == 8:
         return list(cells)
     return [low | high << machine.bits for low, high in zip(cells[::2], cells[1::2], strict=True)]

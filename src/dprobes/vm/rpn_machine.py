@@ -139,7 +139,7 @@ class TraceBuffer:
         self._count = 0
 
     def contents(self) -> bytes:
-        """Return the bytes up to STP."""
+        """Return the bytes from the start of the buffer up to STP, the stack-trace pointer."""
         return bytes(self._data[: self.position])
 
     def purge(self) -> None:
@@ -332,7 +332,7 @@ class Machine:
         self.cells[tsp & _CELL_MASK] = value & self.mask
 
     def pop(self) -> int:
-        """Pop a cell and return it."""
+        """Remove the top cell of the stack, and return its value."""
         tsp = self.tsp
         self.tsp = tsp + 1
         return self.cells[tsp & _CELL_MASK]
@@ -359,14 +359,18 @@ class Machine:
         self.jumps += 1
 
     def enter(self, target: int) -> None:
-        """Call the procedure at ``target``."""
+        """
+        Call the procedure at ``target``: push a frame with the return address, and set the instruction pointer.
+
+        Raise CALL_MAX if calls are nested too deeply.
+        """
         if len(self.frames) > CALL_DEPTH_MAX:
             raise Raised(ExceptionCode.CALL_MAX, CALL_DEPTH_MAX)
         self.frames.append(Frame(target, self.ip, self.sbp))
         self.ip = target
 
     def leave(self) -> None:
-        """Return to the caller."""
+        """Return from a procedure to the instruction after its call; raise CALL_MAX outside of a procedure."""
         if len(self.frames) == 1:
             raise Raised(ExceptionCode.CALL_MAX, 0)
         frame = self.frames.pop()

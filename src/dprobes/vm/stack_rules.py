@@ -172,7 +172,7 @@ def _pointer_rules(name: str) -> dict[str, Rule]:
 
 
 def store_variable(values: MutableSequence[int], index: int, value: int, word_size: int) -> None:
-    """Set a variable, modulo the word; a word of 4 bytes leaves the upper half of a 64-bit variable unchanged."""
+    """Set the variable ``index`` to ``value`` modulo the word; a word of 4 bytes leaves its upper half unchanged."""
     mask = mask_of(8 * word_size)
     if isinstance(values, SharedCells):
         values.store(index, value & mask, word_size)
@@ -181,7 +181,7 @@ def store_variable(values: MutableSequence[int], index: int, value: int, word_si
 
 
 def add_to_variable(values: MutableSequence[int], index: int, amount: int, word_size: int) -> None:
-    """Add to a variable, modulo the word; in shared cells the addition is atomic."""
+    """Add ``amount`` to the variable ``index``, modulo the word; in shared cells the addition is atomic."""
     if isinstance(values, SharedCells):
         values.add(index, amount, word_size)
     else:

@@ -164,13 +164,13 @@ class Context(Protocol):
         """
 
     def pid(self) -> int:
-        """Return the process id."""
+        """Return the process id (tgid) of the thread that has hit the probepoint."""
 
     def tid(self) -> int:
-        """Return the thread id."""
+        """Return the id of the thread that has hit the probepoint."""
 
     def uid(self) -> int:
-        """Return the real user id."""
+        """Return the real user id of the thread that has hit the probepoint."""
 
     def cpu(self) -> int:
         """Return the number of the CPU on which the hit happened."""

@@ -158,9 +158,7 @@ class EbpfEngine(Engine):
         self._planner.plan_everywhere(probes, diagnostics)
 
     def attach(self, plan: Plan) -> EbpfSession:
-        """
-        Attach the planned program, start the job's command if there is one, and return the session that reads records.
-        """
+        """Attach the planned program, start the job's command if any, and return the session that reads records."""
         from dprobes.engines.ebpf.read.ebpf_session import EbpfSession
 
         session = EbpfSession(self._settings, plan.job)

@@ -414,9 +414,7 @@ class TargetDriver:
         return self._after_step(reply, thread)
 
     def _raw(self, at: int) -> bytes | None:
-        """
-        Return the bytes of the instruction under the breakpoint at ``at``; None if no member has a probepoint there.
-        """
+        """Return the bytes of the instruction under the breakpoint ``at``; None if no member has a probepoint there."""
         return next((raw for each in self._shared.members if (raw := each.placed.raw.get(at)) is not None), None)
 
     def _goes_on_before(self, at: int, thread: ThreadId | None, registers: Registers) -> bool:
@@ -438,9 +436,7 @@ class TargetDriver:
         return True
 
     def _on_change(self, reply: Stopped) -> None:
-        """
-        Handle a stop for a fork, whose child is detached, or for an exec, after which probepoints are inserted anew.
-        """
+        """Handle a stop for a fork, whose child is detached, or an exec, after which probepoints are inserted anew."""
         target, members = self._inferior.target, self._shared.members
         match reply.reason:
             case "fork" | "vfork":
@@ -455,9 +451,7 @@ class TargetDriver:
                     self._begin(each)
 
     def _see_returns(self, member: StubMember, at: int, thread: ThreadId | None, registers: Registers) -> None:
-        """
-        Run the program's handlers of the calls from which ``thread`` returns to the address ``at``, and count the hits.
-        """
+        """Run a program's handlers for the calls from which ``thread`` returns to ``at``, and count the hits."""
         context = self._inferior.context
         for call in member.returned_calls(at, thread, registers):
             context.entry = call.entry

@@ -158,9 +158,7 @@ class StubMember(ABC):
         return bool(self.placed.watched)
 
     def awaits_return_at(self, at: int) -> bool:
-        """
-        Return whether a function that was entered will return to the address ``at``, where a breakpoint is needed then.
-        """
+        """Return whether a function that was entered will return to ``at``, so that a breakpoint is needed there."""
         return at in self._returns.addresses
 
     def concerned(self, address: int, reason: str) -> Sequence[tuple[StubProbe, Point]]:

@@ -328,9 +328,7 @@ class StubProcess:
             self._target.write_back(reply.thread or thread, registers)
 
     def insert(self, address: int) -> None:
-        """
-        Insert a breakpoint for the engine itself, such as that in the dynamic linker; raise ``EngineError`` on failure.
-        """
+        """Insert a breakpoint for the engine itself, as in the dynamic linker; raise ``EngineError`` on failure."""
         if not self._target.insert(address):
             raise EngineError(f"the stub {self._endpoint} inserts no breakpoint at {address:#x}")
 

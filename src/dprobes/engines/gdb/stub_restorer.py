@@ -124,9 +124,7 @@ def main(connection: int, pipe: int, memory: int) -> None:
 
 
 class Told:
-    """
-    State of the target according to the lines that the session has sent: breakpoints, watchpoints, running or stopped.
-    """
+    """State of the target by the lines that the session has sent: breakpoints, watchpoints, running or stopped."""
 
     def __init__(self, lines: list[str]) -> None:
         self.breakpoints: dict[int, tuple[int, bytes]] = {}

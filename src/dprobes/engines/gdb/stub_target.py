@@ -358,9 +358,7 @@ class StubTarget:
                 return reply
 
     def _drop_interrupts(self, reply: StopReply) -> None:
-        """
-        Discard interrupt requests that the stop ``reply`` preceded, unless the stub reports a stop for them later.
-        """
+        """Discard interrupt requests that the stop ``reply`` preceded, unless the stub will report a stop for them."""
         if self.interrupts and not self.stub.raises_signals and not _is_for_interrupt(reply):
             self.stub.drain()
             self.interrupts = 0

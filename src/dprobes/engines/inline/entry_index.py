@@ -354,9 +354,7 @@ class EntryIndex:
             self.bound = last if self.bound is None else min(self.bound, last)
 
     def _walk_part(self, buffer: EntryBuffer, part: Part) -> bool:
-        """
-        Add the entries of one part of a buffer to the index; return False if the index has no room for more groups.
-        """
+        """Add the entries of one part of a buffer to the index; return False if it has no room for more groups."""
         walk = self._walk.words
         walk[Walk.AT // _WORD], walk[Walk.END // _WORD] = buffer.address + part.start, buffer.address + part.end
         function = _walk(self._places, again=part.ring is None)

@@ -42,7 +42,7 @@ _SYS_GETPID = 39
 
 
 def examine() -> list[Finding]:
-    """Return the findings, essential ones first."""
+    """Return the findings about ptrace on this machine, the essential ones first."""
     findings = []
     child = os.fork()
     if child == 0:

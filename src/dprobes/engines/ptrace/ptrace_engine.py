@@ -84,7 +84,7 @@ class PtraceEngine(Engine):
         return session
 
     def session(self, job: Job) -> PtraceSession:
-        """Return a session that has not begun."""
+        """Return a session for a job; nothing is started or attached before its ``begin``."""
         overhead = UNLIMITED if self._options.overhead is None else self._options.overhead
         return PtraceSession(job, self._options, budget_of(overhead, job.scope, job.program))
 
@@ -218,7 +218,11 @@ class PtraceSession:
         return conversation if is_theirs else None
 
     def _present_conversation(self, pid: int | None) -> Conversation | None:
-        """Return the conversation of a session in ``beside`` with the tracer of a process; None if there is none."""
+        """
+        Return the conversation with the tracer that traces the process ``pid`` already, for another program.
+
+        None: no session in ``beside`` has that tracer.
+        """
         if pid is None:
             return None
         tracer = int(process_field(living_thread(pid), "TracerPid") or 0)
@@ -338,7 +342,7 @@ class PtraceSession:
         return self._run.counters.tables()
 
     def change(self, changes: Sequence[Change]) -> None:
-        """Make changes in their order (``make_changes``)."""
+        """Make changes of variables, tables and probepoints in their order (``make_changes``)."""
         make_changes(self, changes)
 
     def change_values(self, changes: Sequence[ValueChange]) -> None:
@@ -378,7 +382,11 @@ class PtraceSession:
         self._conversation = former.give_way(self._run, self._start_message())
 
     def give_way(self, run: ProgramRun, start: Start) -> Conversation:
-        """Replace this program by another one; raise ``EngineError`` or ``SourceError`` if that is not possible."""
+        """
+        Replace the program of this session by that of ``run``, and return the conversation with the tracer.
+
+        Raise ``EngineError`` or ``SourceError`` if that is not possible; then this program continues.
+        """
         conversation = self._conversation
         if conversation is None:
             raise EngineError("the program that is to be replaced is not running")

@@ -138,7 +138,11 @@ def entry_of(
     patches: Sequence[SitePatch],
     breakpoints: Sequence[tuple[int, int]],
 ) -> bytes:
-    """Return an entry; ``breakpoints`` are pairs of address and original byte."""
+    """
+    Return the bytes of a manifest entry, by which another process can remove what a killed tracer has written.
+
+    ``code`` are pages of code, (start, end) each; ``breakpoints`` are pairs of address and original byte.
+    """
     import json  # the tracer of a run without jumps does not need it
 
     writes = [

@@ -75,7 +75,7 @@ class Tally(ctypes.Structure):
     placements: int
 
     def note(self, placement: Placement) -> None:
-        """Record the way in which the probed instruction is executed."""
+        """Record how the probed instruction was executed, such as in an out-of-line slot."""
         self.placements |= _PLACEMENTS[placement]
 
     def counts(self) -> Counts:
@@ -140,11 +140,16 @@ class SharedCounters:
         self._native_tables: Sequence[KeyedStore | None] = ()
 
     def borrow(self, principal: SharedCounters) -> None:
-        """Use the variables and resets of another program."""
+        """Use the variables, and the requests to reset them, of ``principal``, the first of the companion programs."""
         self._principal, self.variables, self.resets = principal, principal.variables, principal.resets
 
     def use_native(self, variables: Variables, tables: Sequence[KeyedStore | None]) -> None:
-        """Use variables and tables that handlers in processes write, too; None: only the tracer writes the table."""
+        """
+        Use ``variables`` and ``tables`` that handlers in the probed processes write as well as the tracer does.
+
+        ``tables`` are in the order of the program's; None: only the tracer writes that table, which stays in this
+        memory.
+        """
         self.variables, self._native_tables, self._is_native = variables, tables, True
 
     @classmethod
@@ -153,7 +158,7 @@ class SharedCounters:
         return cls(growing_memory_file("dprobes_counters"), local_count, cpu_count, tables)
 
     def table_memory(self) -> list[memoryview]:
-        """Return the cells of each table."""
+        """Return the memory of each keyed table, a view of its cells."""
         from dprobes.keyed.table_entries import cells_of
 
         found, start = [], self._first_table
@@ -174,7 +179,7 @@ class SharedCounters:
         return tuple((native or own).contents() for native, own in zip(self._shared_tables, readers, strict=True))
 
     def stores(self) -> list[KeyedStore]:
-        """Return the keyed tables for writing."""
+        """Return the keyed tables, through which the tracer's handlers update them."""
         from dprobes.keyed.table_entries import TableStore
 
         memory = zip(self._tables, self.table_memory(), strict=True)

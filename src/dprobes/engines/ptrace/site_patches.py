@@ -305,7 +305,7 @@ class Patches:
         self.unlisted.discard(memory.page)
 
     def learn(self, patches: Iterable[SitePatch]) -> None:
-        """Record jumps whose code has been written."""
+        """Add jumps whose code is in memory to those that can be written again."""
         for patch in patches:
             if patch.place is not None and patch.place not in self.known:  # it may be written again for fewer sites
                 self.known[patch.place] = patch
@@ -313,7 +313,7 @@ class Patches:
                     self.places.setdefault(site, []).append(patch.place)
 
     def give_up(self, sites: Iterable[int]) -> None:
-        """Forget the jumps at these places, so that they are not written again."""
+        """Forget all jumps at the addresses ``sites``, written or not, so that they are not written again."""
         self._unlearn({place for site in sites for place in self.places.get(site, ())})
 
     def known_at(self, sites: Collection[int] | None = None) -> list[SitePatch]:
@@ -342,7 +342,11 @@ class Patches:
         return [*self.code.get(number, ()), *parts]
 
     def write(self, memory: int, patch: SitePatch) -> None:
-        """Write a jump and its switches; if that fails, restore the former bytes and raise OSError."""
+        """
+        Write a jump, and the switches of its code, to the memory with the descriptor ``memory``.
+
+        If that fails, restore the former bytes and raise OSError.
+        """
         done: list[tuple[int, bytes]] = []
         try:
             for address, data in (*patch.switched(), *patch.writes):
@@ -431,7 +435,7 @@ class Patches:
                 self.users.pop(place, None)
 
     def _depending_on(self, patch: SitePatch) -> set[SitePatch]:
-        """Return the jumps that rely on bytes that a jump has written."""
+        """Return the punned jumps whose target depends on bytes that ``patch`` has written."""
         written = patch.written_bytes()
         others = {other for place in written for other in self.users.get(place, ()) if other is not patch}
         return {other for other in others if not written.isdisjoint(other.relied_bytes())}
@@ -457,7 +461,11 @@ class Patches:
 
     @contextlib.contextmanager
     def put_aside(self, memory: int, site: int) -> Iterator[None]:
-        """Return a context manager during which the file's bytes replace the jump at ``site``, if there is one."""
+        """
+        Return a context manager during which the file's bytes replace the jump at ``site``, if there is one.
+
+        ``memory`` is a descriptor of the process's memory. Jumps that share bytes with it are replaced, too.
+        """
         patch = self.by_site.get(site)
         if patch is None:
             yield
@@ -572,7 +580,7 @@ class Patches:
         return copy
 
     def is_used(self, memory: int, number: int) -> bool:
-        """Return whether a jump to a program's code is registered, or in memory."""
+        """Return whether memory has a jump to code of the program ``number``, registered or left over."""
 
         def read(address: int, size: int) -> bytes:
             return os.pread(memory, size, address)

@@ -90,7 +90,7 @@ class Kind(enum.IntEnum):
 
 
 def pack_message(message: object) -> bytes:
-    """Return the frame of a message."""
+    """Return a message encoded as a frame for the pipe between client and tracer."""
     payload = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
     return _FRAME.pack(len(payload), Kind.MESSAGE) + payload
 
@@ -108,7 +108,7 @@ class FrameReader:
         self._pending = bytearray()
 
     def feed(self, data: bytes) -> Iterator[tuple[Kind, bytes]]:
-        """Add bytes and iterate over the frames that they complete."""
+        """Add received bytes; iterate over the frames that are complete with them, (kind, payload) each."""
         pending = self._pending
         pending += data
         while len(pending) >= _FRAME.size:

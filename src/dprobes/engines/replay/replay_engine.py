@@ -295,7 +295,7 @@ class ReplaySession(engine_interface.Attachment):
         return tuple(store.contents() for store in self._tables)
 
     def change(self, changes: Sequence[engine_interface.Change]) -> None:
-        """Make changes in their order (``make_changes``)."""
+        """Make changes of variables, tables and probepoints in their order (``make_changes``)."""
         make_changes(self, changes)
 
     def change_values(self, changes: Sequence[engine_interface.ValueChange]) -> None:
@@ -303,7 +303,7 @@ class ReplaySession(engine_interface.Attachment):
         apply_changes(changes, self._locals, self._tables)
 
     def reset_variables(self, first: int = 0, last: int | None = None) -> None:
-        """Set local and CPU variables to zero."""
+        """Set the local and CPU variables from ``first`` to ``last``, included, to zero; None: to the last one."""
         for cells in (self._locals, *self._of_cpus):
             count = len(cells[first : None if last is None else last + 1])
             cells[first : first + count] = [0] * count

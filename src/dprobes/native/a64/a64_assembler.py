@@ -85,7 +85,7 @@ class Operation(enum.IntEnum):
 
 
 class Shift(enum.Enum):
-    """The shifts by a number."""
+    """Shifts of a register by a constant number of bits."""
 
     LSL = "lsl"
     LSR = "lsr"
@@ -103,7 +103,7 @@ class SystemRegister(enum.IntEnum):
 
 
 class Memory(NamedTuple):
-    """Memory at a register plus a displacement."""
+    """Memory operand: the address in a register plus a displacement in bytes."""
 
     base: Gpr
     displacement: int = 0
@@ -162,7 +162,7 @@ class A64Assembler(LabeledCode):
         self._code.append(instruction)
 
     def raw(self, data: bytes) -> None:
-        """Append encoded instructions unchanged."""
+        """Append ``data``, encoded instructions, to the code unchanged."""
         self._code += (instruction for (instruction,) in _WORD.iter_unpack(data))
 
     def _encode(self, opcode: int, dst: int, first: int = 0, second: int = 0, *, wide: bool = False) -> None:
@@ -215,7 +215,11 @@ class A64Assembler(LabeledCode):
     # Arithmetic
 
     def calculate(self, operation: Operation, dst: Gpr, src: Gpr, operand: Gpr | int, *, wide: bool = True) -> None:
-        """Set ``dst`` to an operation on ``src`` and a register or number; ADD and SUB of a number may use SP."""
+        """
+        Append an operation on ``src`` and a register or number, with the result in ``dst``.
+
+        Without ``wide`` it has 32 bits, and the upper half of ``dst`` is cleared. ADD and SUB of a number may use SP.
+        """
         if operation in _FLAG_SETTING:
             self.changes_flags = True
         if isinstance(operand, Gpr):
@@ -235,22 +239,22 @@ class A64Assembler(LabeledCode):
         self._set(operation, dst, src, Gpr.X16, wide=wide)
 
     def compare(self, register: Gpr, operand: Gpr | int, *, wide: bool = True) -> None:
-        """Compare a register with an operand, and set NZCV."""
+        """Append a comparison of a register with a register or number, which sets NZCV; 32 bits without ``wide``."""
         self.calculate(Operation.SUBS, Gpr.ZR, register, operand, wide=wide)
 
     def test(self, register: Gpr, operand: Gpr | int, *, wide: bool = True) -> None:
-        """AND two operands, and set NZCV for the result."""
+        """Append an AND of a register with a register or number, which only sets NZCV; 32 bits without ``wide``."""
         self.calculate(Operation.ANDS, Gpr.ZR, register, operand, wide=wide)
 
     def shift(self, shift: Shift, dst: Gpr, src: Gpr, count: int, *, wide: bool = True) -> None:
-        """Shift by ``count`` bits: 0 to 63, or to 31 without ``wide``."""
+        """Set ``dst`` to ``src`` shifted by ``count`` bits: 0 to 63, or to 31 without ``wide``."""
         width = 64 if wide else 32
         opcode = (_SBFM if shift is Shift.ASR else _UBFM) | (_WIDE_BITFIELD if wide else 0)
         rotation, last = (count, width - 1) if shift is not Shift.LSL else (-count % width, width - 1 - count)
         self._set(opcode | rotation << 16 | last << 10, dst, src)
 
     def neg(self, dst: Gpr, src: Gpr, *, wide: bool = True) -> None:
-        """Negate a register."""
+        """Set ``dst`` to 0 minus ``src``; without ``wide`` the upper half is cleared."""
         self._set(Operation.SUB, dst, Gpr.ZR, src, wide=wide)
 
     def multiply_subtract(self, dst: Gpr, first: Gpr, second: Gpr, minuend: Gpr, *, wide: bool = True) -> None:
@@ -258,7 +262,7 @@ class A64Assembler(LabeledCode):
         self._set(_MSUB | minuend << 10, dst, first, second, wide=wide)
 
     def multiply_high(self, dst: Gpr, first: Gpr, second: Gpr, *, is_signed: bool) -> None:
-        """Set a register to the upper half of the product of two others."""
+        """Set ``dst`` to the upper 64 bits of the product of two registers, signed or unsigned."""
         self._set(_SMULH if is_signed else _UMULH, dst, first, second)
 
     def extract(self, dst: Gpr, high: Gpr, low: Gpr, count: int) -> None:
@@ -295,11 +299,11 @@ class A64Assembler(LabeledCode):
     # Control
 
     def jump(self, target: Label) -> None:
-        """Jump to a label."""
+        """Append an unconditional jump (B) to a label."""
         self._fix(_B, target, _FAR)
 
     def jump_if(self, condition: Condition, target: Label) -> None:
-        """Jump to a label under a condition."""
+        """Append a jump (B.cond) to a label that is taken if NZCV meets the condition."""
         self._fix(_B_IF | condition, target, _NEAR)
 
     def jump_if_bit(self, register: Gpr, bit: int, target: Label) -> None:
@@ -321,7 +325,7 @@ class A64Assembler(LabeledCode):
         self._encode(_BR, 0, register)
 
     def ret(self) -> None:
-        """Return to the address in x30."""
+        """Append a return (RET) to the address in x30."""
         self.word(_RET)
 
     # The system
@@ -332,7 +336,7 @@ class A64Assembler(LabeledCode):
         self.word(_SVC)
 
     def read_system(self, dst: Gpr, register: SystemRegister) -> None:
-        """Read a system register."""
+        """Read a system register (MRS) into ``dst``."""
         self._set(_MRS | register, dst)
 
     def write_flags(self, src: Gpr) -> None:

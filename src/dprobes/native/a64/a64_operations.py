@@ -86,7 +86,7 @@ _CONTEXT_SIZE = 272
 
 
 def gpr(number: int) -> Gpr:
-    """Return the register to which a virtual register is mapped."""
+    """Return the AArch64 register to which the virtual register ``number`` is mapped."""
     return _REGISTERS[number]
 
 
@@ -113,7 +113,11 @@ class A64Operations(A64Assembler):
     # Values
 
     def alu(self, operation: int, dst: VirtualRegister, operand: Operand, *, wide: bool = True) -> None:
-        """Calculate; division by zero gives 0 here as well, and a remainder by zero gives the dividend."""
+        """
+        Write the operation of eBPF on ``dst`` and ``operand``, with the result in ``dst``; 32 bits without ``wide``.
+
+        Division by zero gives 0 here as well, and a remainder by zero gives the dividend.
+        """
         register, value = _REGISTERS[dst], self._value(operand)
         match operation:
             case Alu.MOV if isinstance(value, Gpr):
@@ -153,13 +157,13 @@ class A64Operations(A64Assembler):
         return register
 
     def add(self, dst: VirtualRegister, src: VirtualRegister, number: int) -> None:
-        """Add a number to a register."""
+        """Set ``dst`` to ``src`` plus a number."""
         self.calculate(Operation.ADD, _REGISTERS[dst], _REGISTERS[src], number)
 
     def read(
         self, dst: VirtualRegister, base: VirtualRegister, place: int, size: int = 8, *, is_shared: bool = False
     ) -> None:
-        """Load, with acquire semantics for shared memory."""
+        """Load ``size`` bytes at ``base`` plus ``place`` into ``dst``; with ``is_shared`` by LDAR (acquire)."""
         if is_shared:
             self.load_acquire(_REGISTERS[dst], self._address(_REGISTERS[base], place), size)
         else:
@@ -168,13 +172,13 @@ class A64Operations(A64Assembler):
     def write(
         self, base: VirtualRegister, place: int, src: VirtualRegister, size: int = 8, *, is_shared: bool = False
     ) -> None:
-        """Store, with release semantics for shared memory."""
+        """Store ``size`` bytes of ``src`` at ``base`` plus ``place``; with ``is_shared`` by STLR (release)."""
         self._store(_REGISTERS[base], place, _REGISTERS[src], size, is_shared=is_shared)
 
     def write_number(
         self, base: VirtualRegister, place: int, value: int, size: int = 8, *, is_shared: bool = False
     ) -> None:
-        """Store a register with a number."""
+        """Store a number of ``size`` bytes at ``base`` plus ``place``, through a scratch register."""
         register = Gpr.ZR
         if value:
             self.mov_number(register := _SPARE, value)
@@ -219,31 +223,31 @@ class A64Operations(A64Assembler):
     def branch(
         self, condition: int, register: VirtualRegister, operand: Operand, target: Label, *, wide: bool = True
     ) -> None:
-        """Compare and jump."""
+        """Compare a register with an operand, and jump to ``target`` under the condition."""
         compare = self.test if condition == Jump.JSET else self.compare
         compare(_REGISTERS[register], self._value(operand), wide=wide)
         self.jump_if(_CONDITIONS[Jump(condition)], target)
 
     def count_down(self, register: VirtualRegister, step: int, again: Label) -> None:
-        """Subtract, and compare the result with 0."""
+        """Subtract ``step`` from a register by SUBS, and jump to ``again`` if the result is not 0."""
         self.calculate(Operation.SUBS, _REGISTERS[register], _REGISTERS[register], step)
         self.jump_if(Condition.NE, again)
 
     def count_pass(self, place: int, target: Label) -> None:
-        """Load a word of the frame, subtract and store it."""
+        """Subtract 1 from the word at R10 + ``place``, and jump to ``target`` if it was 0."""
         self.load(_ADDRESS, Memory(_FRAME, place))
         self.calculate(Operation.SUBS, _ADDRESS, _ADDRESS, 1)
         self.store(Memory(_FRAME, place), _ADDRESS)
         self.jump_if(Condition.MI, target)
 
     def call_at(self, address: int) -> None:
-        """Call a routine, and record the registers that routines change."""
+        """Call the routine at an address; count the registers that routines may change, and the flags, as changed."""
         super().call_at(address)
         self.changed |= _CALL_CHANGED
         self.changes_flags = True
 
     def jump_far(self, address: int) -> None:
-        """Jump by the register of R0."""
+        """Load an address into the register of R0, and jump to it."""
         self.mov_number(_RESULT, address)
         self.jump_by(_RESULT)
 
@@ -274,12 +278,12 @@ class A64Operations(A64Assembler):
         self.move_stack(_ROOM + 32)
 
     def read_thread(self, dst: VirtualRegister, place: int) -> None:
-        """Read the thread pointer, and load relative to it."""
+        """Load 4 bytes at the thread pointer (TPIDR_EL0) plus ``place`` into ``dst``."""
         self.read_thread_pointer(dst)
         self.load(_REGISTERS[dst], Memory(_REGISTERS[dst], place), 4)
 
     def read_thread_pointer(self, dst: VirtualRegister) -> None:
-        """Read the register of the thread pointer, which never faults."""
+        """Read the thread pointer from TPIDR_EL0 into ``dst``, which never faults."""
         self.read_system(_REGISTERS[dst], SystemRegister.TPIDR_EL0)
 
     def read_counter(self) -> None:
@@ -288,7 +292,7 @@ class A64Operations(A64Assembler):
         self.read_system(_RESULT, SystemRegister.CNTVCT_EL0)
 
     def scale(self, base: VirtualRegister, place: int) -> None:
-        """Multiply to 128 bits, and shift by 32 bits."""
+        """Set R0 to its signed product with the word at ``base`` plus ``place``, of 128 bits, divided by 2**32."""
         factor, high = self._value(MemoryWord(base, place)), _REGISTERS[VirtualRegister.R3]
         assert isinstance(factor, Gpr)
         self.multiply_high(high, _RESULT, factor, is_signed=True)
@@ -305,7 +309,7 @@ class A64Operations(A64Assembler):
 
     def open_function(self, kept: Sequence[VirtualRegister], frame: int) -> None:
         """
-        Allocate the frame, and above it room for the saved registers.
+        Allocate ``frame`` bytes, and above them room for the registers ``kept`` and x30, which are stored there.
 
         ::
 
@@ -319,7 +323,7 @@ class A64Operations(A64Assembler):
             self.calculate(Operation.ADD, _FRAME, Gpr.SP, frame)
 
     def close_function(self, kept: Sequence[VirtualRegister], frame: int) -> None:
-        """Restore the registers, and return."""
+        """Restore the registers that ``open_function`` has saved, free the frame, and return to the caller."""
         saved = _saved(kept, frame)
         for place, register in enumerate(saved):
             self.load(register, Memory(Gpr.SP, frame + 8 * place))
@@ -329,7 +333,7 @@ class A64Operations(A64Assembler):
     # Trampolines
 
     def touched_by(self, assembled: Assembled, around: Surroundings) -> Touched:
-        """Return the registers that a translation, made for this purpose only, changes."""
+        """Return the registers that code changes, by translating it for this purpose only."""
         trial = type(self)(self.address)
         Translator(trial, assembled, around, trial.label()).write()
         touched = footprint(assembled, self.layout.words)
@@ -338,29 +342,29 @@ class A64Operations(A64Assembler):
         return Touched(frozenset(registers), trial.changes_flags)
 
     def move_stack(self, distance: int) -> None:
-        """Add to or subtract from the stack pointer."""
+        """Add ``distance`` bytes to the stack pointer by ADD or SUB, which leave the flags unchanged."""
         self.calculate(Operation.ADD if distance > 0 else Operation.SUB, Gpr.SP, Gpr.SP, abs(distance))
 
     def save(self, register: int) -> None:
-        """Store a register in the frame."""
+        """Store a general register at its place in the frame of a trampoline."""
         self.store(Memory(Gpr.SP, self.layout.registers[register]), Gpr(register))
 
     def restore(self, register: int) -> None:
-        """Load a register from the frame."""
+        """Load a general register from its place in the frame of a trampoline."""
         self.load(Gpr(register), Memory(Gpr.SP, self.layout.registers[register]))
 
     def save_flags(self, *, is_whole: bool) -> None:
-        """Store NZCV."""
+        """Store NZCV in the frame of a trampoline; AArch64 has no other flags, so ``is_whole`` is ignored."""
         self.read_system(_FREE, SystemRegister.NZCV)
         self.store(Memory(Gpr.SP, self.layout.flags), _FREE)
 
     def restore_flags(self, *, is_whole: bool) -> None:
-        """Set NZCV."""
+        """Set NZCV from the frame of a trampoline; ``is_whole`` is ignored."""
         self.load(_FREE, Memory(Gpr.SP, self.layout.flags))
         self.write_flags(_FREE)
 
     def save_number(self, place: int, number: int) -> None:
-        """Store a register with a number."""
+        """Store a number at the offset ``place`` of the frame, through the free register."""
         self.mov_number(_FREE, number)
         self.store(Memory(Gpr.SP, place), _FREE)
 
@@ -370,19 +374,23 @@ class A64Operations(A64Assembler):
         self.store(Memory(Gpr.SP, self.layout.sp), _FREE)
 
     def branch_if_ended(self, life_mark: int, target: Label) -> None:
-        """Load the word and test the bit with TBZ, which leaves the flags unchanged."""
+        """
+        Load the life mark at the address ``life_mark``, and jump to ``target`` if the tool has ended.
+
+        TBNZ tests the bit without changing the flags.
+        """
         self.mov_number(_FREE, life_mark)
         self.load(_FREE, Memory(_FREE), 4)
         self.jump_if_bit(_FREE, HAS_ENDED.bit_length() - 1, target)
 
     def branch_if_set(self, place: int, target: Label) -> None:
-        """Load a word of the frame and compare it with 0."""
+        """Load the word at the offset ``place`` of the frame, and jump to ``target`` if it is not 0."""
         self.load(_FREE, Memory(Gpr.SP, place))
         self.compare(_FREE, 0)
         self.jump_if(Condition.NE, target)
 
     def open_handler(self, frame: int, *, has_context: bool) -> None:
-        """Copy the stack pointer to the registers of R1 and R10."""
+        """With ``has_context``, copy the stack pointer to R1; unless ``frame`` is 0, to R10, and allocate the frame."""
         if has_context:
             self.calculate(Operation.ADD, _CONTEXT, Gpr.SP, 0)
         if frame:
@@ -390,12 +398,12 @@ class A64Operations(A64Assembler):
             self.move_stack(-frame)
 
     def close_handler(self, frame: int) -> None:
-        """Restore the stack pointer from R10's register."""
+        """Free the ``frame`` bytes of a handler by setting the stack pointer to R10."""
         if frame:
             self.calculate(Operation.ADD, Gpr.SP, _FRAME, 0)
 
     def jump_code(self, start: int, end: int) -> bytes:
-        """Return a jump of one instruction."""
+        """Return the instruction B from the address ``start`` to ``end``, 4 bytes."""
         code = A64Assembler(start)
         code.jump_to(end)
         return code.assemble()

@@ -141,7 +141,7 @@ WALK_SIZE = 152
 
 
 class WalkResult(enum.IntEnum):
-    """The reasons for the end of a walk."""
+    """Reason for which a walk over the entries of a ring has ended."""
 
     DONE = 0
     THREAD = 1
@@ -187,9 +187,10 @@ def complete_routine() -> Assembled:
 
 def walk_routine(places: RecordPlaces, *, again: bool = False) -> Assembled:
     """
-    Return the routine that walks over the entries from AT to END of the ``Walk`` block at R1; R0 is a ``WalkResult``.
+    Return the routine that walks over ring entries, from AT to END of the ``Walk`` block at R1; R0 is a ``WalkResult``.
 
-    With ``again`` the entries have been walked over before: the routine neither checks nor counts them.
+    ``places`` has the offsets of items in records. With ``again``, the entries have been walked over before: the
+    routine neither checks nor counts them.
     """
     return _Writer(places, again=again).write()
 

@@ -38,7 +38,7 @@ __all__ = ["Condition", "Gpr", "Memory", "Operation", "Shift", "X86Assembler", "
 
 
 class Gpr(enum.IntEnum):
-    """The general registers."""
+    """General registers, by their number in ModRM and REX."""
 
     RAX = 0
     RCX = 1
@@ -89,7 +89,7 @@ class Operation(enum.IntEnum):
 
 
 class Shift(enum.IntEnum):
-    """The shifts; the value is ``reg`` of ModRM."""
+    """Shift instructions; the value is the field ``reg`` of ModRM."""
 
     SHL = 4
     SHR = 5
@@ -120,7 +120,11 @@ _LOADS = {1: (b"\x0f\xb6", False), 2: (b"\x0f\xb7", False), 4: (b"\x8b", False),
 
 
 def _byte_range(operation: Operation, value: int) -> tuple[int, int]:
-    """Return the numbers around one that, as it, have a field of 8 bits; a comparison with 0 is another instruction."""
+    """
+    Return the lowest and the highest number with which the instruction has the same length as with ``value``.
+
+    ``value`` fits into an immediate of 8 bits. A comparison with 0 is another instruction.
+    """
     if operation != Operation.CMP:
         return -0x80, 0x7F
     return (1, 0x7F) if value > 0 else (-0x80, -1) if value else (0, 0)
@@ -131,7 +135,11 @@ def _is_byte(value: int) -> bool:
 
 
 def dword_range(value: int) -> tuple[int, int]:
-    """Return the numbers around one that, as it, need a field of 32 bits where 8 bits are allowed."""
+    """
+    Return the lowest and the highest number with which an instruction has the same length as with ``value``.
+
+    ``value`` needs a field of 32 bits where one of 8 bits is allowed.
+    """
     return (0x80, (1 << 31) - 1) if value > 0 else (-(1 << 31), -0x81)
 
 
@@ -195,7 +203,7 @@ class X86Assembler(LabeledCode):
             code += (_BYTE if mod == 1 else _DWORD).pack(displacement)
 
     def raw(self, data: bytes) -> None:
-        """Append encoded instructions unchanged."""
+        """Append ``data``, encoded instructions, to the code unchanged."""
         self._code += data
 
     def _note(self, number: int, size: int, first: int, last: int) -> None:
@@ -252,15 +260,15 @@ class X86Assembler(LabeledCode):
         self._code += (value & (1 << 8 * width) - 1).to_bytes(width, "little")
 
     def lea(self, dst: Gpr, memory: Memory) -> None:
-        """Load an address; flags are unchanged."""
+        """Set ``dst`` to the address of a memory operand (LEA); flags are unchanged."""
         self._encode(b"\x8d", dst, memory)
 
     def push(self, register: Gpr) -> None:
-        """Push a register."""
+        """Push a 64-bit register on the stack."""
         self._code += (b"\x41" if register & 8 else b"") + bytes((0x50 | register & 7,))
 
     def pop(self, register: Gpr) -> None:
-        """Pop a register."""
+        """Pop the top of the stack into a 64-bit register."""
         self._code += (b"\x41" if register & 8 else b"") + bytes((0x58 | register & 7,))
 
     # Arithmetic
@@ -287,7 +295,7 @@ class X86Assembler(LabeledCode):
         self._encode(bytes((operation << 3 | 1,)), src, memory, wide=size == 8, prefix=_LOCK if lock else None)
 
     def compare(self, register: Gpr, operand: Gpr | int, *, wide: bool = True) -> None:
-        """Compare a register with an operand, and set the flags."""
+        """Append a comparison (CMP) with a register or number, which sets the flags; 32 bits without ``wide``."""
         if operand == 0 and not isinstance(operand, Gpr):
             self._note(operand, 0, 0, 0)
             self._encode(b"\x85", register, register, wide=wide)
@@ -295,7 +303,7 @@ class X86Assembler(LabeledCode):
             self.calculate(Operation.CMP, register, operand, wide=wide)
 
     def test(self, register: Gpr, operand: Gpr | int, *, wide: bool = True) -> None:
-        """AND two operands, and set the flags for the result."""
+        """Append an AND with a register or number that only sets the flags (TEST); 32 bits without ``wide``."""
         if isinstance(operand, Gpr):
             self._encode(b"\x85", operand, register, wide=wide)
         else:
@@ -312,7 +320,7 @@ class X86Assembler(LabeledCode):
         self._encode(b"\xd3", shift, register, wide=wide)
 
     def neg(self, register: Gpr, *, wide: bool = True) -> None:
-        """Negate a register."""
+        """Set a register to 0 minus its value; without ``wide`` the upper half is cleared."""
         self._encode(b"\xf7", 3, register, wide=wide)
 
     def multiply(self, dst: Gpr, src: Gpr | int, *, wide: bool = True) -> None:
@@ -339,7 +347,7 @@ class X86Assembler(LabeledCode):
     # Memory that other threads change
 
     def exchange_add(self, memory: Memory, register: Gpr, size: int = 8) -> None:
-        """Add to memory atomically; the register gets the old value."""
+        """Add ``register`` to memory of ``size`` bytes atomically (LOCK XADD); the register gets the old value."""
         self._encode(b"\x0f\xc1", register, memory, wide=size == 8, prefix=_LOCK)
 
     def exchange(self, memory: Memory, register: Gpr, size: int = 8) -> None:
@@ -353,17 +361,17 @@ class X86Assembler(LabeledCode):
     # Control
 
     def jump(self, target: Label) -> None:
-        """Jump to a label."""
+        """Append an unconditional jump (JMP) to a label."""
         self._code.append(0xE9)
         self._fix(target)
 
     def jump_if(self, condition: Condition, target: Label) -> None:
-        """Jump to a label under a condition."""
+        """Append a jump (Jcc) to a label that is taken if the flags meet the condition."""
         self._code += bytes((0x0F, 0x80 | condition))
         self._fix(target)
 
     def call(self, target: Label) -> None:
-        """Call a label."""
+        """Append a call of the code at a label."""
         self._code.append(0xE8)
         self._fix(target)
 
@@ -382,7 +390,7 @@ class X86Assembler(LabeledCode):
         self._encode(b"\xff", 4, register, wide=False)
 
     def ret(self) -> None:
-        """Return."""
+        """Append a return (RET) to the address at the top of the stack."""
         self._code.append(0xC3)
 
     def syscall(self) -> None:
@@ -390,11 +398,11 @@ class X86Assembler(LabeledCode):
         self._code += b"\x0f\x05"
 
     def pushfq(self) -> None:
-        """Push the flags."""
+        """Push RFLAGS on the stack."""
         self._code.append(0x9C)
 
     def popfq(self) -> None:
-        """Pop the flags."""
+        """Pop the top of the stack into RFLAGS."""
         self._code.append(0x9D)
 
     def rdtsc(self) -> None:

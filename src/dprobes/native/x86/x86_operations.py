@@ -97,7 +97,7 @@ _POP_AT, _PUSH_AT = b"\x8f\x84\x24", b"\xff\xb4\x24"
 
 
 def gpr(number: int) -> Gpr:
-    """Return the register to which a virtual register is mapped."""
+    """Return the x86-64 register to which the virtual register ``number`` is mapped."""
     return _REGISTERS[number]
 
 
@@ -127,7 +127,11 @@ class X86Operations(X86Assembler):
     # Values
 
     def alu(self, operation: int, dst: VirtualRegister, operand: Operand, *, wide: bool = True) -> None:
-        """Calculate; division by zero gives 0, and a remainder by zero gives the dividend."""
+        """
+        Write the operation of eBPF on ``dst`` and ``operand``, with the result in ``dst``; 32 bits without ``wide``.
+
+        Division by zero gives 0, and a remainder by zero gives the dividend.
+        """
         register = _REGISTERS[dst]
         value = _operand(operand)
         if isinstance(value, Memory):
@@ -152,7 +156,7 @@ class X86Operations(X86Assembler):
                 self.calculate(_OPERATIONS[Alu(operation)], register, value, wide=wide)
 
     def _shift_by(self, shift: Shift, dst: Gpr, count: Gpr, *, wide: bool) -> None:
-        """Shift by a register through cl; rcx is preserved unless it is ``dst``."""
+        """Shift ``dst`` by the number of bits in ``count``, through cl; rcx is preserved unless it is ``dst``."""
         if count is Gpr.RCX:
             shifted = _SCRATCH_1 if dst is Gpr.RCX else dst
             if shifted is not dst:
@@ -167,7 +171,11 @@ class X86Operations(X86Assembler):
         self.mov(Gpr.RCX, _SCRATCH_2)
 
     def _divide(self, dst: Gpr, divisor: Gpr | int, *, wide: bool, is_remainder: bool) -> None:
-        """Divide through rax and rdx, which are preserved unless one is ``dst``."""
+        """
+        Divide ``dst`` by ``divisor``, unsigned; set ``dst`` to the quotient, or with ``is_remainder`` to the remainder.
+
+        The instruction uses rax and rdx, which are preserved unless one is ``dst``.
+        """
         by_zero, done = self.label(), self.label()
         if isinstance(divisor, Gpr):
             self.mov(_SCRATCH_2, divisor, wide=wide)
@@ -195,25 +203,25 @@ class X86Operations(X86Assembler):
         self.place(done)
 
     def add(self, dst: VirtualRegister, src: VirtualRegister, number: int) -> None:
-        """Load the address of the sum."""
+        """Set ``dst`` to ``src`` plus a number by LEA, which leaves the flags unchanged."""
         self.lea(_REGISTERS[dst], Memory(_REGISTERS[src], number))
 
     def read(
         self, dst: VirtualRegister, base: VirtualRegister, place: int, size: int = 8, *, is_shared: bool = False
     ) -> None:
-        """Load from memory."""
+        """Load ``size`` bytes at ``base`` plus ``place`` into ``dst``; on x86 every load has acquire semantics."""
         self.load(_REGISTERS[dst], Memory(_REGISTERS[base], place), size)
 
     def write(
         self, base: VirtualRegister, place: int, src: VirtualRegister, size: int = 8, *, is_shared: bool = False
     ) -> None:
-        """Store to memory."""
+        """Store ``size`` bytes of ``src`` at ``base`` plus ``place``; on x86 every store has release semantics."""
         self.store(Memory(_REGISTERS[base], place), _REGISTERS[src], size)
 
     def write_number(
         self, base: VirtualRegister, place: int, value: int, size: int = 8, *, is_shared: bool = False
     ) -> None:
-        """Store an immediate."""
+        """Store a number of ``size`` bytes at ``base`` plus ``place``, as an immediate."""
         self.store_number(Memory(_REGISTERS[base], place), value, size)
 
     def atomic(self, operation: int, base: VirtualRegister, place: int, src: VirtualRegister, size: int) -> None:
@@ -234,7 +242,11 @@ class X86Operations(X86Assembler):
                 self.calculate_in(_ATOMICS[Atomic(operation)], memory, register, size, lock=True)
 
     def _fetch(self, operation: Operation, memory: Memory, src: Gpr, size: int) -> None:
-        """Write a loop of compare-and-exchange, which ends when no other thread has changed the memory in between."""
+        """
+        Write a loop of CMPXCHG that sets memory to an operation on it and ``src``, and ``src`` to the old value.
+
+        It ends when no other thread has changed the memory between load and store.
+        """
         again, wide = self.label(), size == 8
         base = memory.base
         assert base is not None
@@ -264,7 +276,7 @@ class X86Operations(X86Assembler):
     def branch(
         self, condition: int, register: VirtualRegister, operand: Operand, target: Label, *, wide: bool = True
     ) -> None:
-        """Compare and jump."""
+        """Compare a register with an operand, and jump to ``target`` under the condition."""
         value = _operand(operand)
         if isinstance(value, Memory):
             self.calculate(Operation.CMP, _REGISTERS[register], value)
@@ -275,18 +287,18 @@ class X86Operations(X86Assembler):
         self.jump_if(_CONDITIONS[Jump(condition)], target)
 
     def count_down(self, register: VirtualRegister, step: int, again: Label) -> None:
-        """Subtract, which also compares the result with 0."""
+        """Subtract ``step`` from a register by SUB, which sets ZF, and jump to ``again`` if the result is not 0."""
         self.calculate(Operation.SUB, _REGISTERS[register], step)
         self.jump_if(Condition.NE, again)
 
     def count_pass(self, place: int, target: Label) -> None:
-        """Subtract 1 in memory."""
+        """Subtract 1 from the word at R10 + ``place``, and jump to ``target`` if it was 0."""
         self.mov_number(_SCRATCH_1, 1)
         self.calculate_in(Operation.SUB, Memory(_FRAME, place), _SCRATCH_1)
         self.jump_if(Condition.S, target)
 
     def jump_far(self, address: int) -> None:
-        """Jump by rax."""
+        """Load an address into rax, and jump to it."""
         self.mov_number(_RESULT, address)
         self.jump_by(_RESULT)
 
@@ -302,7 +314,7 @@ class X86Operations(X86Assembler):
         self.calculate(Operation.AND, _RESULT, _CPU_MASK, wide=False)
 
     def read_thread(self, dst: VirtualRegister, place: int) -> None:
-        """Load with the segment fs."""
+        """Load 4 bytes at fs:``place``, relative to the thread pointer, into ``dst``."""
         self.load(_REGISTERS[dst], Memory(None, place, of_thread=True), 4)
 
     def read_thread_pointer(self, dst: VirtualRegister) -> None:
@@ -310,13 +322,13 @@ class X86Operations(X86Assembler):
         self.load(_REGISTERS[dst], Memory(None, 0, of_thread=True))
 
     def read_counter(self) -> None:
-        """Read the time stamp counter."""
+        """Read the time stamp counter by RDTSC into R0, 64 bits; clobbers rdx."""
         self.rdtsc()
         self.shift(Shift.SHL, Gpr.RDX, 32)
         self.calculate(Operation.OR, _RESULT, Gpr.RDX)
 
     def scale(self, base: VirtualRegister, place: int) -> None:
-        """Multiply to 128 bits, and shift by 32 bits."""
+        """Set rax to its signed product with the word at ``base`` plus ``place``, of 128 bits, divided by 2**32."""
         self.multiply_wide(Memory(_REGISTERS[base], place))
         self.shrd(_RESULT, Gpr.RDX, 32)
 
@@ -337,7 +349,7 @@ class X86Operations(X86Assembler):
             self.push(_REGISTERS[register])
 
     def close_function(self, kept: Sequence[VirtualRegister], frame: int) -> None:
-        """Restore the registers, and return."""
+        """Free the frame, restore the registers ``kept``, and return to the caller."""
         for register in reversed(kept):
             self.pop(_REGISTERS[register])
         if frame:
@@ -356,15 +368,15 @@ class X86Operations(X86Assembler):
         return Touched(frozenset(registers), flags=True)
 
     def move_stack(self, distance: int) -> None:
-        """Change the stack pointer with LEA."""
+        """Add ``distance`` bytes to the stack pointer by LEA, which leaves the flags unchanged."""
         self.lea(Gpr.RSP, Memory(Gpr.RSP, distance))
 
     def save(self, register: int) -> None:
-        """Store a register in the frame."""
+        """Store a general register at its place in the frame of a trampoline."""
         self.store(saved_at(Gpr(register)), Gpr(register))
 
     def restore(self, register: int) -> None:
-        """Load a register from the frame."""
+        """Load a general register from its place in the frame of a trampoline."""
         self.load(Gpr(register), saved_at(Gpr(register)))
 
     def save_flags(self, *, is_whole: bool) -> None:
@@ -386,7 +398,7 @@ class X86Operations(X86Assembler):
             self.raw(_ADD_AL_7F + _SAHF)
 
     def save_number(self, place: int, number: int) -> None:
-        """Store an immediate; an address clobbers rax."""
+        """Store a number at the offset ``place`` of the frame, as an immediate; rip, through rax."""
         if place == self.layout.ip:
             self.mov_number(Gpr.RAX, number)
             self.store(Memory(Gpr.RSP, place), Gpr.RAX)
@@ -399,19 +411,23 @@ class X86Operations(X86Assembler):
         self.store(Memory(Gpr.RSP, self.layout.sp), Gpr.RAX)
 
     def branch_if_ended(self, life_mark: int, target: Label) -> None:
-        """Load eax with the form of MOV that has an address of eight bytes, and test the bit."""
+        """
+        Load the life mark at the address ``life_mark`` into eax, and jump to ``target`` if the tool has ended.
+
+        MOV of eax has a form with an address of eight bytes.
+        """
         self.raw(_LOAD_EAX + life_mark.to_bytes(8, "little"))
         self.test(Gpr.RAX, HAS_ENDED, wide=False)
         self.jump_if(Condition.NE, target)
 
     def branch_if_set(self, place: int, target: Label) -> None:
-        """Load a word of the frame and compare it with 0."""
+        """Load the word at the offset ``place`` of the frame, and jump to ``target`` if it is not 0."""
         self.load(Gpr.RAX, Memory(Gpr.RSP, place))
         self.compare(Gpr.RAX, 0)
         self.jump_if(Condition.NE, target)
 
     def open_handler(self, frame: int, *, has_context: bool) -> None:
-        """Copy the stack pointer to the registers of R1 and R10."""
+        """With ``has_context``, copy the stack pointer to R1; unless ``frame`` is 0, to R10, and allocate the frame."""
         if has_context:
             self.mov(_CONTEXT, Gpr.RSP)
         if frame:
@@ -419,12 +435,12 @@ class X86Operations(X86Assembler):
             self.move_stack(-frame)
 
     def close_handler(self, frame: int) -> None:
-        """Restore the stack pointer from R10's register."""
+        """Free the ``frame`` bytes of a handler by setting the stack pointer to R10."""
         if frame:
             self.mov(Gpr.RSP, _FRAME)
 
     def jump_code(self, start: int, end: int) -> bytes:
-        """Return a jump of five bytes."""
+        """Return the instruction JMP rel32 from the address ``start`` to ``end``, 5 bytes."""
         code = X86Assembler(start)
         code.jump_to(end)
         return code.assemble()

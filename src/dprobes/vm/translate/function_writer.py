@@ -101,7 +101,7 @@ class State:
     popped: dict[int, Atom] = field(default_factory=dict)
 
     def copy(self) -> State:
-        """Return an independent copy."""
+        """Return a copy of the state for another path: changes of one do not affect the other."""
         return replace(self, cells=dict(self.cells), popped=dict(self.popped))
 
     def settled(self) -> State:
@@ -116,7 +116,7 @@ class State:
     # The RPN stack, as in ``Machine``
 
     def push(self, atom: Atom) -> None:
-        """Push a value of a word."""
+        """Push a cell whose value is known to be ``atom``: a number, or the name of a local variable."""
         self.tsp -= 1
         self.set_cell(self.tsp, atom)
 
@@ -127,7 +127,7 @@ class State:
         return atom
 
     def drop(self, count: int) -> None:
-        """Pop ``count`` values without reading them."""
+        """Pop ``count`` cells without reading their values."""
         for position in range(self.tsp, self.tsp + count):
             index = position & _CELL_MASK
             if index in self.cells:
@@ -142,15 +142,19 @@ class State:
         return atom
 
     def peek(self, index: int = 0) -> Atom:
-        """Return the value ``index`` below the top."""
+        """Return the value of the cell ``index`` cells below the top of the stack; raise as ``cell`` does."""
         return self.cell(self.tsp + index)
 
     def poke(self, atom: Atom, index: int = 0) -> None:
-        """Change the value ``index`` below the top."""
+        """Change the value of the cell ``index`` cells below the top of the stack."""
         self.set_cell(self.tsp + index, atom)
 
     def cell(self, position: int) -> Atom:
-        """Return the value of a cell."""
+        """
+        Return the value of the cell ``position``, an index in the stack's memory.
+
+        Raise ``NotKnownError`` if the handler has not written it.
+        """
         index = position & _CELL_MASK
         atom = self.cells.get(index, self.popped.get(index))
         if atom is None:
@@ -158,7 +162,7 @@ class State:
         return atom
 
     def set_cell(self, position: int, atom: Atom) -> None:
-        """Change the value of a cell."""
+        """Change the value of the cell ``position``, an index in the stack's memory."""
         index = position & _CELL_MASK
         self.cells[index] = atom
         self.popped.pop(index, None)
@@ -229,7 +233,11 @@ class Writer:
         self._exits: list[State] = []
 
     def function(self) -> Function:
-        """Write the whole function and return it."""
+        """
+        Return the source of the Python function ``handler(point, context)``, which does the same as the RPN handler.
+
+        The result also has the objects that it names, and the states in which the interpreter continues.
+        """
         lines = ["jumps = 0", "log = b''", "major = point.major", "minor = point.minor"]
         bodies = [self._body(block) for block in self._blocks]  # ``_body`` appends to the blocks
         if self.keeps_elapsed:
@@ -320,7 +328,7 @@ class Writer:
     # Methods for templates
 
     def line(self, text: str) -> None:
-        """Write a line."""
+        """Append a line to the source, indented for the path that is being written."""
         self._lines.append("    " * self._depth + text)
         self._size += len(self._lines[-1])
 
@@ -363,7 +371,11 @@ class Writer:
         self.state.ip = target
 
     def branch(self, condition: str, target: int, *, charged: bool = False) -> None:
-        """Write a conditional jump; it charges the jump budget unless ``charged``."""
+        """
+        Write a jump to the instruction ``target`` that is taken if ``condition``, a Python expression, is true.
+
+        It charges the jump budget, unless the caller has done so (``charged``).
+        """
         self.line(f"if {condition}:")
         otherwise = self.state
         self.state = otherwise.copy()
@@ -382,7 +394,7 @@ class Writer:
         self.line(f"    {self._exit()}")
 
     def end(self, text: str) -> None:
-        """Write the last line of a path, and end the path."""
+        """Write the statement ``text`` as the last one of the current path, which has no further instructions."""
         self.line(text)
         self._ended = True
 

@@ -66,7 +66,7 @@ class Translator:
         return handler
 
     def final_state(self, start: int, point: Point, context: Context) -> Machine:
-        """Run a handler and return the machine in its final state, which takes longer than ``run``."""
+        """Run a handler as ``run`` does, and return the machine afterwards, which takes longer than ``run``."""
         handler = self._machines.get(start)
         if handler is None:
             handler = self._machines[start] = self._compile(start, ends=False)

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 def push_symbol(w: Writer, operand: tuple[str, int]) -> None:
-    """Write the push of the run-time address of a symbol."""
+    """Write the push of a symbol's run-time address plus an addend; ``operand`` is the symbol's name and the addend."""
     symbol, addend = operand
     w.state.push(w.variable(f"context.symbol_address({symbol!r}) + {addend} & {w.mask}"))
 
@@ -310,7 +310,12 @@ def _word_code(w: Writer) -> str:
 
 
 def _log_values(w: Writer, values: list[str], code: str, prefix: str = "") -> None:
-    """Write the logging of numbers with the type code ``code``; the first ones have the codes in ``prefix``."""
+    """
+    Write code that appends numbers to the log, if they fit; otherwise the interpreter executes the instruction.
+
+    ``values`` are Python expressions. ``code`` is the type of each in the format of struct; the first ones have the
+    types in ``prefix`` instead.
+    """
     order = ">" if w.architecture.byte_order == "big" else "<"
     layout = struct.Struct(f"{order}{prefix}{len(values) - len(prefix)}{code}")
     if layout.size:
@@ -327,7 +332,11 @@ def _log_popped_count(w: Writer, operand: int) -> None:
 
 
 def _log_item(function: str) -> Template:
-    """Return the template of an instruction that pops two numbers and logs an item of variable length."""
+    """
+    Return the template of an instruction that pops two numbers and logs an item of variable length.
+
+    ``function`` is a Python expression for the item, with the fields ``first`` and ``second`` for the numbers.
+    """
 
     def write(w: Writer, operand: int) -> None:
         first, second = w.state.pop(), w.state.pop()

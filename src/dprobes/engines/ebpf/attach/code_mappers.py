@@ -322,9 +322,7 @@ def _certain_differences(path: str, mapper: Mapper, places: Sequence[Place]) -> 
 
 
 def _differences(mapper: Mapper, places: Sequence[Place]) -> _Differences:
-    """
-    Return the file offsets of ``places`` at which a process has breakpoints, and of those with other changed code.
-    """
+    """Return the file offsets of ``places`` where a process has breakpoints, and of those with other changed code."""
     breakpoints: list[int] = []
     patched: list[int] = []
     trampolines: list[Mapping] | None = None
@@ -382,9 +380,7 @@ def _compare(raw: bytes, found: bytes, address: int, trampolines: Sequence[Mappi
 
 
 def _copied(memory: _Memory, mapper: Mapper, places: Sequence[Place]) -> Iterator[tuple[int, Place]]:
-    """
-    Iterate over the ``places`` in pages that the process has copied (MAP_PRIVATE), with their addresses in the process.
-    """
+    """Iterate over the ``places`` in pages that a process has copied (MAP_PRIVATE), with their addresses there."""
     for mapping in mapper.mappings:
         first = bisect_left(places, (mapping.offset,))
         after = bisect_left(places, (mapping.offset + mapping.end - mapping.start,))

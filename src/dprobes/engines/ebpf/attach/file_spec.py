@@ -140,9 +140,7 @@ def module_files(
 
 
 def _executed(text: str, *parts: str) -> list[MemoryMapping]:
-    """
-    Return the executable mappings in ``text``, the contents of a ``maps`` file, whose lines contain one of ``parts``.
-    """
+    """Return the executable mappings in ``text``, a ``maps`` file's contents, whose lines contain one of ``parts``."""
     # Most processes have none of them, which this test finds quickly.
     if not any(part in text for part in parts):
         return []

@@ -55,9 +55,7 @@ class ProbeNumbers:
         return range(first, len(self.probes))
 
     def enter_events(self, events: Sequence[EventProbe]) -> range:
-        """
-        Assign the next free numbers to perf events, samplers or watchpoints, and return the range of these numbers.
-        """
+        """Assign the next free numbers to perf events, samplers or watchpoints, and return their range."""
         first = len(self.probes)
         for event in events:
             self.events[len(self.probes)] = event

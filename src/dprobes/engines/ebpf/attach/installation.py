@@ -331,9 +331,7 @@ class Installation:
         return form_of(entry_of(traced) if site.is_entry else traced, self._features.types)
 
     def _watching_of(self, number: int) -> ModuleWatch | None:
-        """
-        Return the object that places a watchpoint in each process that maps its module; None for other probepoints.
-        """
+        """Return the object that places a watchpoint in each process that maps its module; None for others."""
         event = self.numbers.events.get(number)
         if event is None or event.module is None or event.probe.kind is not ProbeKind.WATCHPOINT:
             return None

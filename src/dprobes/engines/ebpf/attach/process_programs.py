@@ -364,9 +364,7 @@ def _thread_exit_program() -> Assembled:
 
 
 def _thread_free_program(types: KernelTypes) -> Assembled:
-    """
-    Return the program on ``sched_process_free(task)``, which deletes the data of a thread that cannot run any more.
-    """
+    """Return the program on ``sched_process_free(task)``, which deletes the data of an ended thread."""
     asm = Assembler()
     end = asm.label()
     load_argument(asm, R6, 0)

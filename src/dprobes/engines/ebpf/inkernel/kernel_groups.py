@@ -136,9 +136,7 @@ class KernelMisses:
         return watched
 
     def _count_of(self, links: Descriptors, group: Group) -> Callable[[Sequence[int]], Sequence[int]] | None:
-        """
-        Return a function that maps the descriptors of links to their numbers of missed hits; None without such numbers.
-        """
+        """Return a function that maps the descriptors of links to their numbers of missed hits; None: unknown."""
         if group.placement.is_trampoline:
             return None
         if Feature.LINK_MISSED in self._features:

@@ -66,9 +66,7 @@ def remove_lines(directory: int, lines: list[str], patience: float = _PATIENCE) 
 
 
 def _remove(directory: int, line: str) -> int:
-    """
-    Remove the kprobe event ``line``, GROUP/EVENT, from ``kprobe_events``; return the error number, 0 if it is gone.
-    """
+    """Remove the kprobe event ``line``, GROUP/EVENT, from tracefs; return the error number, 0 if it is gone."""
     try:
         descriptor = os.open(_LINES, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, dir_fd=directory)
         try:

@@ -130,9 +130,7 @@ class KernelTypes:
         return self._answer(f"{kind.name} {name}", lambda: self._opened().find(kind, name))
 
     def member_offset(self, composite: str, path: str) -> int:
-        """
-        Return the offset in bytes of a member of the structure ``composite``; ``path`` may lead into nested structures.
-        """
+        """Return the offset in bytes of a member of a structure; ``path`` may lead into structures that it contains."""
         return self._answer(f"{composite}.{path}", lambda: self._opened().member_offset(composite, path))
 
     def signature(self, function: str) -> Signature | None:

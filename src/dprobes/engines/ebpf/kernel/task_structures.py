@@ -87,9 +87,7 @@ def _reader(task: TaskLayout) -> Assembler:
 
 
 def vma_layout(types: KernelTypes) -> VmaLayout:
-    """
-    Return the offsets in vm_area_struct that handlers need; raise OSError or ``TargetError`` if the BTF lacks them.
-    """
+    """Return offsets in vm_area_struct for handlers; raise OSError or ``TargetError`` if the BTF lacks them."""
     return VmaLayout(
         start=types.member_offset("vm_area_struct", "vm_start"),
         pages=types.member_offset("vm_area_struct", "vm_pgoff"),

@@ -293,9 +293,7 @@ class EbpfSession(Attachment):
         return stack.enter_context(contextlib.closing(self._user_stacks))
 
     def _watch_images(self, stack: contextlib.ExitStack) -> Callable[[], None]:
-        """
-        Start to report mappings to ``images`` of the job, if there are any; return a function that reports new ones.
-        """
+        """Start to report mappings to ``images`` of the job, if any; return a function that reports new ones."""
         if self._job.images is None:
             return lambda: None
         from dprobes.engines.ebpf.read.image_watch import ImageWatch

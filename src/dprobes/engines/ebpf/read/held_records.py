@@ -296,9 +296,7 @@ class HeldRecords:
         self._others += 1
 
     def _find_last(self) -> None:
-        """
-        Enter the threads of the records that arrived last, ``_tids``, into ``_last``, the last record of each thread.
-        """
+        """Update ``_last``, the last record of each thread, by ``_tids``, the threads of the newest records."""
         self._last.update(zip(self._tids, range(self._items.end - len(self._tids), self._items.end), strict=True))
         self._last.pop(0, None)
         self._tids.clear()

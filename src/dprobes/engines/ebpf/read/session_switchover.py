@@ -52,9 +52,7 @@ class PrivateSite(Descriptor):
         os.write(self.fd, _CODE)
 
     def attach(self, assembled: Assembled, maps: Mapping[MapName, int]) -> Descriptors:
-        """
-        Load a BPF program and attach it as a uprobe to a file that only this process maps, until the result is closed.
-        """
+        """Load a BPF program, and attach it as a uprobe to the memfd until the result is closed."""
         attach_type = uprobe_attach_type(self._features)
         program = load(assembled, maps, ProgramType.KPROBE, attach_type=attach_type, name="place")
         try:
@@ -184,9 +182,7 @@ class Replacement:
     @classmethod
     @contextlib.contextmanager
     def of(cls, session: ReplaceableSession, features: Features) -> Iterator[Replacement]:
-        """
-        Yield the replacement of a session, in a context; if ``take_over`` is not called, the old session continues.
-        """
+        """Yield the replacement of a session; unless the caller calls ``take_over``, the old session continues."""
         with session.held_still() as old:
             yield cls(session, old, features)
 

@@ -359,9 +359,7 @@ class AddressSpaces:
         )
 
     def read(self, space: int, address: int, size: int) -> bytes:
-        """
-        Return memory of the address space ``space``; fewer bytes if pages are absent, as before their first access.
-        """
+        """Return memory of the address space ``space``; fewer bytes if pages are absent (not accessed yet)."""
         tables = self._word(space + self._facts.layout.pgd)
         if self._facts.tables is None or not tables:
             return b""
@@ -506,9 +504,7 @@ class TaskReader:
         return NOBODY if not address else self.task_at(address)
 
     def ancestors(self, address: int) -> Iterator[int]:
-        """
-        Iterate over the process ids of the task whose task_struct is at ``address``, and of its running ancestors.
-        """
+        """Iterate over the process ids of the task whose task_struct is at ``address`` and of running ancestors."""
         for _ in range(_ANCESTORS_MAX):
             yield self._target.word(address + self._facts.layout.tgid, 4) or 0
             parent = self._target.word(address + self._facts.layout.parent, _WORD)

@@ -102,7 +102,7 @@ class RestorerList:
                 self._restorer.note(message)
 
     def _copy_jumps(self, pid: int, parent: int) -> None:
-        """Record that a process has a copy of its parent's memory."""
+        """Record for the forked process ``pid`` the jumps and the memory of handlers that ``parent`` has."""
         if parent in self._jumps:
             former = self._jumps[parent]
             code = {region: list(ranges) for region, ranges in former.code.items()}
@@ -176,9 +176,9 @@ _LISTS_MAX = 64
 
 def remove_left(pid: int) -> LeftThings | None:
     """
-    Remove the remains of killed runs from a process; return None if there are none.
+    Remove the breakpoints, jumps and memory that killed runs have left in a process; return a description of them.
 
-    Return None, too, if access is denied, or the process is traced.
+    None: there are none, access is denied, or the process is traced.
     """
     found = _left_in(pid)
     if not found or int(process_field(pid, "TracerPid") or 0):
@@ -200,12 +200,12 @@ def remove_all_left() -> Iterator[LeftThings]:
 
 
 def left_notice(left: LeftThings) -> Notice:
-    """Return the notice about what was removed."""
+    """Return the notice about the remains of a killed run that ``remove_left`` has removed."""
     return Notice(f"killed runs left something in process {left.pid}: {left.said}", is_warning=False)
 
 
 def _left_in(pid: int) -> list[LeftEntry]:
-    """Return the entries of ended runs in the memory of a process."""
+    """Return the manifest entries, in the memory of a process, of runs whose tracer has ended."""
     try:
         mappings = mappings_of(pid)
     except DprobesError:

@@ -105,7 +105,11 @@ def seize_again(tid: int, until: float) -> bool:
 
 
 def _let_go(thread: Thread, watches: tuple[Watch, ...], stopper: Stopper) -> bool:
-    """Clear the registers of a thread that stopped on request, and detach it; return whether any was set."""
+    """
+    Clear the debug registers with ``watches`` of a thread that stopped on request, and detach it.
+
+    Return whether any was set.
+    """
     was_set, hit = _clear(thread.tid, watches)
     if hit and _has_pending_trap(thread.tid):
         # The pending SIGTRAP is delivered before the thread executes any code.
@@ -118,7 +122,11 @@ def _let_go(thread: Thread, watches: tuple[Watch, ...], stopper: Stopper) -> boo
 
 
 def _let_go_at(thread: Thread, status: int, watches: tuple[Watch, ...], stopper: Stopper) -> bool:
-    """Clear the registers of a thread that stopped for another reason, and detach it; return whether any was set."""
+    """
+    Clear the debug registers with ``watches`` of a thread that stopped with the wait status ``status``, and detach it.
+
+    A signal is delivered unless it is the trap of one of these watchpoints. Return whether any was set.
+    """
     kind, number = classify_stop(status)
     if kind is StopKind.EXITED:
         return False
@@ -171,9 +179,9 @@ def remove_jumps(pid: int, patches: Sequence[SitePatch]) -> int:
 
 def _pieces_there(memory: int, patch: SitePatch) -> list[tuple[int, bytes]]:
     """
-    Return the bytes to be written to remove a jump: address and bytes of each piece of it that is in memory.
+    Return the writes, (address, bytes) each, that remove a jump from the memory with the descriptor ``memory``.
 
-    A jump across two pages may have been written in part.
+    A jump across two pages may have been written in part: then only this part is restored.
     """
     found = []
     for (address, data), original in zip(reversed(patch.writes), reversed(patch.originals), strict=True):
@@ -305,7 +313,11 @@ def _rest_of(memory: NativeMemory, shared: Collection[int]) -> NativeMemory | No
 
 
 def _unmap(pid: int, patches: Patches, begun: FilesShared | None) -> bool | None:
-    """Unmap the memory; return True if it is gone, False if a later attempt may succeed, None if none can."""
+    """
+    Unmap the memory of handlers, ``patches`` and the files of ``begun``, by system calls injected into the process.
+
+    Return True if it is gone, False if a later attempt may succeed, None if none can.
+    """
     present = _present(pid, patches, begun)
     if present is None:
         return True

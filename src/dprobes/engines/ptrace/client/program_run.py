@@ -72,7 +72,7 @@ class NativeSide(Protocol):
         """Record memory that a process has mapped; return the next request to the tracer, or None."""
 
     def patched(self, program: int, message: SitesPatched) -> ShareMemory | None:
-        """Record jumps that were written; return a request if jumps must be planned again, otherwise None."""
+        """Record the tracer's result of writing jumps; return a request if jumps must be planned again, else None."""
 
     def copied(self, pid: int, parent: int) -> None:
         """Record that a process has a copy of its parent's memory, including jumps."""
@@ -88,7 +88,7 @@ class NativeSide(Protocol):
         """Return the request to the tracer that is due; None if there is none."""
 
     def told(self, identity: ThreadIdentity) -> None:
-        """Record the name and user id of a thread."""
+        """Record the name and user id of a thread, for the records of handlers in processes."""
 
     @property
     def has_breakpoints(self) -> bool:
@@ -110,7 +110,7 @@ class NativeSide(Protocol):
         """
 
     def released(self, message: MemoryReleased) -> None:
-        """Record the reply to a ``ReleaseMemory``."""
+        """Record the tracer's reply to the request that ``to_be_released`` returned."""
 
     def take(self, *, is_over: bool, patience: int = 0) -> tuple[list[Batch], list[tuple[int, ProbeState]]]:
         """
@@ -301,18 +301,18 @@ class ProgramRun:
         return RecordBatch(records)
 
     def take_all(self) -> list[QueueEntry]:
-        """Remove and return all items."""
+        """Remove and return all queued records and events."""
         items = []
         while self.items:
             items.append(self.next_item())
         return items
 
     def wake(self) -> None:
-        """Wake the follower."""
+        """Wake the thread that takes the queued items, by the eventfd ``bell``."""
         os.eventfd_write(self.bell, 1)
 
     def end(self, item: QueueEntry) -> None:
-        """Queue the last item."""
+        """Queue the last item of the run, its result or its error."""
         self.items.append(item)
         self.is_over = True
 
@@ -355,7 +355,7 @@ def event_of(message: ProbeStatus | Dumped | Warned) -> Event:
 
 
 def _dump_notice(dumped: Dumped) -> Notice:
-    """Return the notice about a core file."""
+    """Return the notice that a core file was written, or why it was not."""
     from dprobes.engines.engine_interface import no_core_notice, written_notice
 
     if dumped.problem:

@@ -144,7 +144,7 @@ class _Reader:
             self.drain()
 
     def drain(self) -> None:
-        """Record the messages that have arrived."""
+        """Read the messages that have arrived from the tracer, and enter them in the list of what must be restored."""
         with self._lock:
             while not self._is_over and readable([self._pipe], 0):
                 data = os.read(self._pipe, _CHUNK)

@@ -118,9 +118,10 @@ class Answers:
 
     def prepare(self, mapped: ModuleMapped) -> tuple[Sites, list[Event]] | None:
         """
-        Return the same as ``sites`` for a file that was reported before; None if it cannot be found any more.
+        Return the reply for a file about which the tracer has asked for another program, as ``sites`` does.
 
-        Raise ``TargetError`` or ``SourceError`` if the program cannot be inserted into the file.
+        None: the file cannot be found any more. Raise ``TargetError`` or ``SourceError`` if the program cannot be
+        inserted into it.
         """
         if not self._is_wanted(mapped):
             return Sites(), []
@@ -369,7 +370,7 @@ def _sites_of(
 
 
 def _own_sites(elf: ElfFile, names: tuple[str, ...], role: Role) -> tuple[Site, ...]:
-    """Return the engine's own breakpoints at the functions ``names``, without those that the file does not contain."""
+    """Return sites for breakpoints of the engine itself, at those of the functions ``names`` that a file contains."""
     # Use the file's own symbols: a provider may have only those that the program names.
     module = OWN_SYMBOLS.module_of(elf)
     sites: dict[int, Site] = {}

@@ -182,7 +182,7 @@ class Conversation:
         return None if self._command is None else self._command.end()
 
     def leave(self, run: ProgramRun) -> None:
-        """Record that a session does not need a program any more; after the last program close the conversation."""
+        """Record that a session has ended its program; after the last one, close the connection to the tracer."""
         with self._lock:
             if run.native is not None:
                 run.native.close()  # under the lock, so that no message for it is being handled
@@ -277,7 +277,11 @@ class Conversation:
         self._members.add(run)
 
     def _join(self, run: ProgramRun, former: ProgramRun | None = None) -> None:
-        """Set the rank of a program, and connect its native side with those of other programs."""
+        """
+        Set a program's rank, its place in the order of insertion, and connect its handlers with those of others.
+
+        A program that replaces ``former`` has the rank of that.
+        """
         run.rank = run.number if former is None else former.rank
         if (native := run.native) is not None:
             native.join(run.rank, lambda: [r.native for r in self._runs.values() if r.native not in (None, native)])
@@ -476,7 +480,7 @@ class Conversation:
                 assert_never(message)
 
     def _on_ending(self, message: Ended | Refused | Failed | Done) -> None:
-        """Handle the end of one program, or of all programs."""
+        """Handle the tracer's report that one program, or all programs, have ended or could not be inserted."""
         match message:
             case Ended(number):
                 if (ended := self._runs.pop(number, None)) is not None:
@@ -496,7 +500,7 @@ class Conversation:
         return [run.native for run in self._runs.values() if run.native is not None]
 
     def _on_placed(self, message: ProbeStatus) -> None:
-        """Request jumps that replace breakpoints that were placed."""
+        """Request jumps to handlers in place of the breakpoints whose placement a message reports."""
         run = self._runs.get(message.program)
         if run is None or run.native is None or message.state is not ProbeState.ACTIVE:
             return
@@ -518,7 +522,7 @@ class Conversation:
                 self.outbox.send(request)
 
     def _remember(self, message: Mapped | Forked) -> None:
-        """Report the mappings of processes to the runs that want them."""
+        """Record reported mappings and forks in the process images of all runs that have some."""
         for images in dict.fromkeys(run.images for run in self._runs.values() if run.images is not None):
             match message:
                 case Mapped(pid, 0, mappings):

@@ -91,7 +91,7 @@ _CHUNK = 1 << 16
 
 
 class Inbox:
-    """Frames that arrive at ``descriptor``."""
+    """Client's end of the pipe ``descriptor``, through which the tracer sends frames."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -116,7 +116,7 @@ class Inbox:
         return ahead
 
     def close(self) -> None:
-        """Close the pipe."""
+        """Close the descriptor of the pipe from the tracer."""
         os.close(self.descriptor)
 
 
@@ -143,7 +143,7 @@ class Outbox:
         self._send_ends()
 
     def close(self) -> None:
-        """Close the pipe."""
+        """Close the client's end of the pipe to the tracer; a second call has no effect."""
         with self._lock:
             if self._descriptor >= 0:
                 os.close(self._descriptor)

@@ -373,7 +373,7 @@ class AddressSpace:
         self.register(breakpoint_)
 
     def register(self, breakpoint_: Breakpoint) -> None:
-        """Record which probes a breakpoint serves."""
+        """Enter a breakpoint in the table of the breakpoints that each probepoint uses."""
         for probe in breakpoint_.probes():
             self.by_probe.setdefault(probe, {})[breakpoint_] = None
 
@@ -425,7 +425,12 @@ class AddressSpace:
         return gone
 
     def withdraw(self, breakpoint_: Breakpoint, reader: PageReader | None = None) -> None:
-        """Restore the original bytes, if memory has the breakpoint or its jump, and forget the breakpoint."""
+        """
+        Restore the original byte under a breakpoint, or the code under the jump that has replaced it, and forget it.
+
+        ``reader`` caches pages if many breakpoints are withdrawn; None: read the memory. What others have written is
+        kept.
+        """
         for site in self.patches.restore(self.memory, [breakpoint_.address]):
             if site != breakpoint_.address and site in self.breakpoints:  # it was served by the same jump
                 with contextlib.suppress(OSError):

@@ -199,7 +199,12 @@ class BreakpointPlacer:
     def _verified(
         self, space: AddressSpace, thread: Thread, program: InsertedProgram, places: list[tuple[Site, int, str]]
     ) -> list[_Use]:
-        """Return the uses that are missing and possible; report those that are not possible."""
+        """
+        Return the ``places`` at which the program lacks a breakpoint and one can be written, with its probepoints.
+
+        ``places`` are (site, address, path of the file). The client receives the reasons against others. A probepoint
+        that needs several breakpoints gets all or none.
+        """
         reader = PageReader(space.memory)
         found: list[_Use] = []
         refused: set[Probe] = set()
@@ -226,7 +231,12 @@ class BreakpointPlacer:
         path: str,
         present: Breakpoint | None,
     ) -> bool:
-        """Return whether memory has the file's bytes there, apart from a breakpoint of the tracer."""
+        """
+        Return whether memory at ``address`` has the bytes of the file ``path``, apart from the breakpoint ``present``.
+
+        If not, report to the client why the site cannot be probed. ``present`` is the tracer's breakpoint there; None:
+        none.
+        """
         try:
             found = reader.read(address, len(site.original))
         except OSError:
@@ -363,7 +373,7 @@ def await_postponed(space: AddressSpace) -> set[Probe]:
 
 
 def tell_placed(connection: Connection, pid: int, probes: Iterable[Probe]) -> None:
-    """Report to the client that probepoints are placed in a process; the client may then request jumps."""
+    """Report to the client that ``probes`` are active in a process; the client may then request jumps."""
     numbers: dict[int, list[int]] = {}
     for probe in probes:
         numbers.setdefault(probe.program.number, []).append(probe.number)
@@ -372,7 +382,11 @@ def tell_placed(connection: Connection, pid: int, probes: Iterable[Probe]) -> No
 
 
 def join_jumps(space: AddressSpace, program: InsertedProgram, native: frozenset[int]) -> None:
-    """Keep jumps of other programs until new jumps include this program's ``native`` probepoints."""
+    """
+    Keep the jumps of other programs at the breakpoints of a new program until jumps for all of them are written.
+
+    ``native`` are the numbers of its probepoints for which the client requests jumps.
+    """
     for breakpoint_ in space.breakpoints.values():
         probes = breakpoint_.probes()
         mine = {probe for probe in probes if probe.program is program}
@@ -389,7 +403,7 @@ def note_written(space: AddressSpace, program: InsertedProgram) -> None:
 
 
 def end_joining(space: AddressSpace, sites: Iterable[int]) -> None:
-    """Stop waiting for jumps that replace the breakpoints at ``sites``."""
+    """End the wait at ``sites`` for jumps that include a new program's probepoints, which use the breakpoints now."""
     for site in sites:
         joining = space.joining.pop(site, frozenset())
         breakpoint_ = space.breakpoints[site]

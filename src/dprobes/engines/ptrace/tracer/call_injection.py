@@ -178,7 +178,11 @@ def _frame(thread: Thread, registers: RegisterWords, mask: int, return_to: int) 
 
 
 def _exchange(space: AddressSpace, frame: SignalFrame) -> bytes:
-    """Write a frame, and return the bytes that were there."""
+    """
+    Write a signal frame to the thread's stack, and return the bytes that were there before.
+
+    Raise ``InjectionError`` if the stack has no room for it.
+    """
     try:
         former = space.read(frame.address, len(frame.data))
         if len(former) < len(frame.data) or space.write(frame.address, frame.data) < len(frame.data):

@@ -134,7 +134,11 @@ class Connection:
         self.flush()
 
     def warn_once(self, message: str, hint: str | None, program: int | None = None) -> None:
-        """Send a warning to the user of a program, or of all programs; the same warning is sent only once."""
+        """
+        Send a warning to the user of the program with the number ``program``; None: to the users of all programs.
+
+        The same warning is sent only once.
+        """
         if (program, message) not in self._warned:
             self._warned.add((program, message))
             self.send(Warned(message, hint, program))

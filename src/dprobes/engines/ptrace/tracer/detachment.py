@@ -208,7 +208,11 @@ class Detacher:
                     self._let_finish(thread, number)
 
     def _let_finish(self, thread: Thread, event: int) -> None:
-        """Let a thread finish the system call in which it has stopped: before that no other one can be injected."""
+        """
+        Let a thread that has stopped at the event ``event``, within a system call, finish the call.
+
+        Before that no other call can be injected.
+        """
         if event in NEW_TASK_EVENTS:
             self._tree.add_child(thread, Event(event), ptrace_calls.event_message(thread.tid))
         elif event == Event.EXEC:
@@ -220,7 +224,7 @@ class Detacher:
             thread.state = ThreadState.VFORKING
 
     def _detach(self, signals: dict[Thread, int]) -> None:
-        """Detach threads, each with a signal."""
+        """Detach threads, and deliver to each the signal that belongs to it; 0: none."""
         for thread, number in signals.items():
             with contextlib.suppress(OSError):
                 ptrace_calls.detach(thread.tid, number)
@@ -248,9 +252,10 @@ class Detacher:
 
     def _give_back(self, space: AddressSpace, signals: dict[Thread, int]) -> None:
         """
-        Undo the changes in an address space by system calls of a thread, if all threads of the space are stopped.
+        Restore what the engine has mapped or protected in an address space, by injected system calls of a thread.
 
-        A thread that waits in the kernel for its vfork child counts as stopped, and does not return into a slot.
+        ``signals`` has the stopped threads. Do nothing unless all threads of the space are among them, or wait in the
+        kernel for their vfork child: such a thread does not return into a slot.
         """
         still = (ThreadState.VFORKING, ThreadState.ENDED)
         mine = [t for t in self._threads.in_space(space) if t.state not in still]

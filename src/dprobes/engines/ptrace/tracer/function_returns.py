@@ -78,7 +78,11 @@ class Returns:
         self._patcher = patcher
 
     def entered(self, thread: Thread, breakpoint_: Breakpoint, registers: RegisterWords) -> None:
-        """Store the data that return handlers need from a function's entry, at which a thread has stopped."""
+        """
+        Store the entry of a call, at whose first instruction ``thread`` has stopped, for the probepoints at its return.
+
+        It has the time and the registers that their handlers need.
+        """
         context, frame = self._context, registers[_RSP]
         now = context.time()
         for probe, site in breakpoint_.entries:
@@ -99,7 +103,12 @@ class Returns:
                 thread.space.entries.enter(thread.pid, probe, frame, entry)
 
     def left(self, thread: Thread, breakpoint_: Breakpoint, registers: RegisterWords) -> list[ReturnHit]:
-        """Return the probes that are hit by an instruction that was carried out; ``registers`` are those after it."""
+        """
+        Return the returns from functions that the instruction at ``breakpoint_`` has made, such as a RET.
+
+        The thread has executed it; ``registers`` are those after it. If it was a jump to another function, a tail call,
+        the return is awaited at the caller, and is not in the result.
+        """
         hits: list[ReturnHit] = []
         jumps: list[tuple[Probe, Site]] = []
         size = thread.space.word_size
@@ -133,7 +142,7 @@ class Returns:
         return [ReturnHit(p.probe, p.site, p.entry) for p in reversed(found) if p.probe.concerns(thread.pid)]
 
     def unwinding(self, thread: Thread) -> None:
-        """Mark pending returns as doubtful: stack frames are about to be discarded without a return."""
+        """Mark the thread's awaited returns as doubtful: longjmp or an exception is about to discard stack frames."""
         for pending in thread.returns:
             pending.doubtful = True
 
@@ -153,9 +162,10 @@ class Returns:
 
     def _place(self, thread: Thread, probe: Probe, address: int) -> bool | None:
         """
-        Place a breakpoint at a return address, or use the present one; return False if that is not possible.
+        Make sure that a breakpoint is at the return address of a call, and mark it as awaited by ``probe``.
 
-        Return None if there is no code: after a jump to another stack, whose top may hold any value.
+        Return True if it is there, False if none can be placed. None: ``address`` is not in executable memory. After a
+        jump to another stack, the word at the top, which is taken for the return address, may be anything.
         """
         space = thread.space
         breakpoint_ = space.breakpoints.get(address)
@@ -240,7 +250,11 @@ def _is_returned_to(before: bytes, data: bytes, word_size: int) -> bool:
 
 
 def _take_entry(thread: Thread, probe: Probe, site: Site, frame: int) -> Entry | None:
-    """Remove and return the entry of the call with a frame, in the tracer's or the process's memory, or None."""
+    """
+    Remove and return the entry of the call with the frame ``frame``, kept by the tracer or by a handler in the process.
+
+    None: the call's beginning was not observed.
+    """
     entry = thread.space.entries.take(thread.pid, probe, frame)
     return take_call(thread.space, probe, frame, site.kept) if entry is None else entry
 

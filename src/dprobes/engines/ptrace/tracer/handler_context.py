@@ -143,7 +143,11 @@ class Segments:
         return self._segment(thread, selector).base
 
     def _segment(self, thread: Thread, selector: int) -> _Segment:
-        """Return the segment of a selector, regardless of its privilege bits."""
+        """
+        Return the segment of a selector in the descriptor tables of a thread; its privilege bits are ignored.
+
+        Raise ``SelectorFault`` if there is none.
+        """
         index = selector >> 3
         if selector & _LOCAL_TABLE:
             descriptor = self._local_descriptor(thread, index)
@@ -265,7 +269,7 @@ _SEGMENTS: dict[int, int | None] = {
 
 
 def _ignore(*_: object) -> None:
-    """Discard a warning or a message."""
+    """Accept a warning or a message, and do nothing."""
 
 
 _NAME_FILES = 64

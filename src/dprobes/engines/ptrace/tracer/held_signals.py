@@ -71,7 +71,7 @@ class HeldSignals:
         return self._mask is not None
 
     def hold(self, number: int, info: ctypes.Array[ctypes.c_int32]) -> None:
-        """Keep the signal for which the thread has stopped."""
+        """Keep the signal ``number``, for which the thread has stopped, with its siginfo ``info``; block all others."""
         if number == signal.SIGSTOP:
             self._unheld = number
         elif self._first is not None:
@@ -164,7 +164,11 @@ def stop_of(space: AddressSpace, registers: RegisterWords, number: int) -> Nativ
 
 
 def set_back(space: AddressSpace, stop: NativeStop, registers: RegisterWords) -> bool:
-    """Set registers to those of the program at the probed instruction; return False if its stack cannot be read."""
+    """
+    Set ``registers`` of a thread at a ``NativeStop`` to those that the program has at the probed instruction.
+
+    They are on the stack, in the frame of the trampoline. Return False if the stack cannot be read.
+    """
     frame = registers[_RSP]
     flags, image, kept = registers[_FLAGS] & ~RESUME_FLAG, 0, 0
     if stop.has_frame:
@@ -212,7 +216,11 @@ def leave_to_us(thread: Thread, registers: RegisterWords, info: ctypes.Array[cty
 
 
 def fix_up(thread: Thread, registers: RegisterWords, number: int) -> bool:
-    """Move a thread to the fix-up if a handler's access to memory has faulted; return whether it was moved."""
+    """
+    Move a thread whose handler has faulted in an access to memory to the code that handles such a fault.
+
+    ``number`` is the signal for which it has stopped. Return False for any other signal or instruction.
+    """
     fixups = thread.space.patches.fixups
     if not fixups or number not in _FAULTS:
         return False
@@ -226,7 +234,7 @@ def fix_up(thread: Thread, registers: RegisterWords, number: int) -> bool:
 
 
 def move_fault(thread: Thread, registers: RegisterWords, address: int) -> None:
-    """Move a thread that has stopped for a fault to an address, and the fault with it."""
+    """Move a thread that has stopped for a fault to ``address``, and set the address in its siginfo_t accordingly."""
     info = ptrace_calls.SignalInfo()
     ptrace_calls.get_signal_info(thread.tid, info)
     move_signal_address(info, registers[_RIP], address)

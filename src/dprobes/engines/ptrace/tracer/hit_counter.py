@@ -76,7 +76,12 @@ class HitCounter:
         *,
         has_faulted: bool = False,
     ) -> None:
-        """Count the hits of an instruction and emit their records, which may be ``queued`` already."""
+        """
+        Count the hits of an instruction, and emit their records; remove breakpoints that no probepoint needs any more.
+
+        ``queued`` is the place that was reserved for the records; None: they come last. With ``has_faulted`` the
+        instruction faulted.
+        """
         self.take_away(thread, self.emitter.count(handled, queued, has_faulted=has_faulted))
 
     def take_away(self, thread: Thread, probes: Iterable[Probe]) -> None:
@@ -111,7 +116,11 @@ class HitCounter:
     # Pending hits
 
     def pend(self, thread: Thread, handled: tuple[Handled, ...]) -> None:
-        """Record that a thread is about to execute the instruction of its hit in its slot."""
+        """
+        Record that a thread is about to execute the instruction of its hit in a slot, and continues afterwards.
+
+        The hit is counted at the thread's next stop.
+        """
         hit, site = thread.hit, thread.hit.breakpoint.site
         slot = thread.space.slots.by_site[hit.breakpoint.address, site.original]
         assert slot is not None
@@ -135,7 +144,7 @@ class HitCounter:
             self.complete(thread, has_faulted=True)
 
     def complete(self, thread: Thread, *, has_faulted: bool = False) -> None:
-        """Count a hit whose instruction was executed, or faulted."""
+        """Count the pending hit of a thread, whose instruction was executed, or with ``has_faulted`` has faulted."""
         hit = thread.hit
         hit.state = AFTER[hit.state, _FAULTED if has_faulted else _COMPLETED]
         hit.written = None

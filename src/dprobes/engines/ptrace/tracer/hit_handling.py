@@ -55,7 +55,7 @@ _NEAR_RETURN = 1
 
 
 class HitHandler:
-    """Handling of all stops with SIGTRAP."""
+    """Handler of all stops with SIGTRAP: breakpoints, single steps, watchpoints, and traps of the program itself."""
 
     def __init__(
         self,
@@ -90,7 +90,12 @@ class HitHandler:
         self._info = ptrace_calls.SignalInfo()
 
     def on_trap(self, thread: Thread) -> None:
-        """Handle another stop with SIGTRAP: a watchpoint, the late end of a step, or the program's own trap."""
+        """
+        Handle a stop with SIGTRAP at which the thread has not run into a breakpoint of the tracer.
+
+        This is a watchpoint, the end of a step during which the thread slept in a system call, or a trap of the
+        program.
+        """
         registers = self._registers
         ptrace_calls.get_registers(thread.tid, registers)
         if thread.hit.state is HitState.PENDING and registers[_RIP] != thread.hit.slot.address:
@@ -173,7 +178,12 @@ class HitHandler:
             self._skip(thread, breakpoint_)
 
     def _end_parking(self, thread: Thread, stop: NativeStop) -> None:
-        """Carry out an ``exit`` of a handler in the process, whose hit was counted there; the thread is at the site."""
+        """
+        Carry out the ``exit`` with which a handler in the process has ended, and resume the thread.
+
+        The handler has counted the hit. The thread's registers are those at the probed instruction, ``stop`` has the
+        exit code.
+        """
         thread.parked = None
         program = self._programs.numbered(stop.program)
         probe = None if program is None else program.probes.get(stop.probe)
@@ -184,7 +194,11 @@ class HitHandler:
         self.go_on(thread)
 
     def _skip(self, thread: Thread, breakpoint_: Breakpoint) -> None:
-        """Step over code of the other word size, which is not the instruction that is probed."""
+        """
+        Execute an instruction of code with the other word size under a breakpoint, without a hit.
+
+        Warn the user, and resume the thread.
+        """
         for probe in breakpoint_.probes():
             other = 64 if thread.space.word_size == 4 else 32
             self._connection.warn_once(
@@ -319,7 +333,11 @@ class HitHandler:
             self.go_on(thread, completion.signal)
 
     def _divert(self, thread: Thread, breakpoint_: Breakpoint, handled: tuple[Handled, ...]) -> bool:
-        """Carry out handlers' requests that replace the probed instruction; return False if it must be executed."""
+        """
+        Carry out a handler's ``exit`` or ``skip``, which replaces the probed instruction, and count the hit.
+
+        Return False if there is none, or if the function cannot be skipped.
+        """
         hit = thread.hit
         if hands_over(handled):
             # Send the records first, then remove the probepoint; the tracer does not carry out the instruction.
@@ -354,7 +372,7 @@ class HitHandler:
         return False
 
     def go_on(self, thread: Thread, number: int = 0) -> None:
-        """Resume a thread after its hits, with a signal or 0, or carry out an exit of a handler."""
+        """Resume a thread after its hits with the signal ``number``, 0 for none; or carry out a handler's ``exit``."""
         if thread.exit_request is not None and self._carry_out_exit(thread):
             # It is detached or resumed later: then its pages are dropped at the end.
             self._counter.emptied.clear()
@@ -373,9 +391,10 @@ class HitHandler:
 
     def _on_arrival(self, thread: Thread, breakpoint_: Breakpoint) -> bool:
         """
-        Handle the engine's own purposes of a breakpoint, and functions that have returned there.
+        Do what a breakpoint is needed for besides probepoints before instructions.
 
-        Return whether a handler of these has requested an exit of the process.
+        It may be in the dynamic linker, in the unwinder, or at a return address: then the handlers of returns run.
+        Return True if one of these has requested an exit of the process.
         """
         if Role.LINKER in breakpoint_.own:
             self._modules.begin_loaded(thread.space, thread)
@@ -388,7 +407,7 @@ class HitHandler:
         return thread.exit_request is not None
 
     def _leave(self, thread: Thread, breakpoint_: Breakpoint) -> None:
-        """Run the return handlers of functions that an executed instruction has left."""
+        """Run the handlers at returns of the functions that the instruction at a breakpoint, a RET, has left."""
         if not thread.is_outside:
             ptrace_calls.get_registers(thread.tid, self._registers)
             self._context.select(thread, self._registers)
@@ -419,7 +438,11 @@ class HitHandler:
         return True
 
     def _execute_original(self, thread: Thread, breakpoint_: Breakpoint, handled: tuple[Handled, ...]) -> Completion:
-        """Carry out the original instruction, by emulation or by a step."""
+        """
+        Execute the instruction under a breakpoint for a thread, by emulation or by a single step; return the outcome.
+
+        ``handled`` are the results of the handlers.
+        """
         emulation = breakpoint_.site.emulation
         may_emulate = not (
             self._registers[_EFLAGS] & TRAP_FLAG
@@ -438,7 +461,11 @@ class HitHandler:
         return self._stepper.step(thread, breakpoint_, self._registers, may_pend=may_pend)
 
     def _give_back(self, thread: Thread, number: int) -> None:
-        """Drop the pages of a stopped thread's space that have no breakpoints any more."""
+        """
+        Drop the private copies of pages without breakpoints in a stopped thread's memory, by injected calls.
+
+        Do nothing if the thread is resumed with the signal ``number``, which injected calls would lose.
+        """
         addresses, self._counter.emptied = self._counter.emptied, []
         # A thread that makes injected system calls leaves its stop; a signal could no longer be delivered from there.
         if not number:

@@ -1,5 +1,5 @@
 """
-System calls that fail after a stop instead of being continued, or that restart with their whole timeout.
+System calls whose interrupted waits the kernel does not continue correctly after a stop.
 
 Linux restarts most interrupted calls if no signal handler ran, with the rest of their timeout. Exceptions (signal(7),
 "Interruption of system calls and library functions by stop signals", and measured):
@@ -9,7 +9,8 @@ Linux restarts most interrupted calls if no signal handler ran, with the rest of
 * waits that are restarted with their whole timeout: io_pgetevents, and reading a terminal with VTIME; or with the time
   that was left when they were interrupted, regardless of the duration of the stop: select and ppoll.
 
-This module has these calls, and determines the end of such a wait and its return value. It does not stop threads.
+The tables of this module list these calls. For such a wait, its functions determine when it must end, and the value
+that it must return. They stop no threads.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ class ModuleBreakpoints:
         return None
 
     def exchange(self, former: InsertedProgram, program: InsertedProgram) -> None:
-        """Replace a program by another one; its breakpoints and watchpoints are changed by the caller afterwards."""
+        """Replace a program in the list of programs by another; the caller changes breakpoints and watchpoints."""
         self._programs[self._programs.index(former)] = program
         self._files.forget(former)
 
@@ -168,7 +168,7 @@ class ModuleBreakpoints:
 
     def begin(self, space: AddressSpace, thread: Thread) -> None:
         """
-        Update as ``update`` does, without writing breakpoints that jumps will replace.
+        Place breakpoints in mapped files as ``update`` does, but write none that a jump will replace.
 
         Use it for a process that runs already, and can continue without probes for a while. Until the jumps are written
         no thread meets a breakpoint, which would kill it if the tracer were killed. Use it also for code that no thread
@@ -416,7 +416,11 @@ def _bias(segment: tuple[int, int], mappings: list[Mapping]) -> int:
 
 
 def _original(space: AddressSpace, copy: bytes) -> Breakpoint | None:
-    """Return the breakpoint of which these bytes are a copy; None if there is none."""
+    """
+    Return the breakpoint whose instruction and breakpoint byte ``copy`` reproduces; None if there is none.
+
+    Programs copy code, and breakpoints with it.
+    """
     if len(copy) < _ALIKE:
         return None
     for breakpoint_ in space.breakpoints.values():

@@ -95,7 +95,7 @@ class PageWatchpoints:
 
     @property
     def is_armed(self) -> bool:
-        """True if pages of any address space are protected."""
+        """True if pages of any traced process are write-protected for a watchpoint."""
         return bool(self._armed)
 
     def close(self) -> None:
@@ -301,7 +301,11 @@ class PageWatchpoints:
         return None
 
     def _let_write(self, thread: Thread, pages: ProtectedPages, address: int) -> bool:
-        """Let a stopped thread execute an instruction that writes to a page; return whether it was a hit."""
+        """
+        Let a stopped thread execute the instruction that faulted in a write to the protected page of ``address``.
+
+        Return whether it has changed watched memory, and so was a hit.
+        """
         space, registers = thread.space, self._registers
         try:
             ptrace_calls.get_registers(thread.tid, registers)
@@ -519,7 +523,11 @@ class PageWatchpoints:
         ]
 
     def _count(self, thread: Thread, touched: list[int], hits: list[Watchpoint]) -> None:
-        """Count an access of a stopped thread, and run the handlers of what it has hit."""
+        """
+        Count an access to the pages ``touched``, and run the handlers of the watchpoints ``hits``.
+
+        Other watchpoints on these pages count it as a neighbor's.
+        """
         for watchpoint in thread.space.watchpoints:
             if watchpoint.by_page and watchpoint not in hits:
                 pages = pages_of(watchpoint.watch.address, watchpoint.watch.length)

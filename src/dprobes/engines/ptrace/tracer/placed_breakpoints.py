@@ -61,13 +61,17 @@ class Entry(NamedTuple):
 
 
 class Entries:
-    """The entries of an address space."""
+    """Entries of active calls in an address space, which handlers of returns read."""
 
     def __init__(self) -> None:
         self._entries: dict[tuple[int, Probe, int], Entry] = {}
 
     def enter(self, process: int, probe: Probe, frame: int, entry: Entry) -> None:
-        """Store the entry of a call."""
+        """
+        Store the entry of a call of the function that ``probe`` probes; if there are too many, the oldest is dropped.
+
+        ``frame`` is the address of the call's return address, ``process`` the process id.
+        """
         key = (process, probe, frame)
         self._entries.pop(key, None)
         if len(self._entries) >= ENTRIES_MAX:
@@ -84,7 +88,7 @@ class Entries:
         return [(key[2], self._entries.pop(key)) for key in keys]
 
     def drop(self, probe: Probe) -> None:
-        """Forget the calls of a probepoint."""
+        """Forget the entries of all calls for a probepoint."""
         for key in [key for key in self._entries if key[1] is probe]:
             del self._entries[key]
 
@@ -122,7 +126,7 @@ class Breakpoint:
 
     @property
     def is_needed(self) -> bool:
-        """True if the breakpoint has a purpose."""
+        """True if a probepoint, an awaited return, or the engine itself needs the breakpoint."""
         return bool(self.handlers or self.exits or self.entries or self.waiting or self.own)
 
     def probes(self) -> set[Probe]:
@@ -130,7 +134,7 @@ class Breakpoint:
         return {probe for probe, _ in (*self.handlers, *self.exits, *self.entries)} | self.waiting
 
     def serves(self, program: InsertedProgram, site: Site, probe: Probe | None) -> bool:
-        """Return whether the breakpoint already serves a site of a program."""
+        """Return whether the breakpoint is registered for a site of a program; ``probe``: None for the engine's own."""
         if probe is None:
             return program.number in self.own.get(site.role, ())
         if site.role is Role.PROBE:
@@ -253,7 +257,7 @@ class SlotArea:
 
 @dataclass(slots=True)
 class Slots:
-    """Slots of one address space."""
+    """Out-of-line slots of one address space, and the memory in which they are."""
 
     areas: list[SlotArea] = field(default_factory=list)
     by_address: dict[int, Slot] = field(default_factory=dict)
@@ -314,7 +318,11 @@ class Slots:
         return None if site.copy is None else self.by_site.get((address, site.original))
 
     def way_on(self, address: int, site: Site) -> int:
-        """Return the address at which a thread executes an instruction without the tracer: its slot, else its own."""
+        """
+        Return the address at which a thread can execute the instruction at ``address`` without hitting its breakpoint.
+
+        This is its slot; if it has none, ``address``.
+        """
         slot = None if site.copy is None else self.by_site.get((address, site.original))
         return address if slot is None else slot.address
 

@@ -111,7 +111,11 @@ class Remover:
             self._give_back(space, addresses)
 
     def _give_back(self, space: AddressSpace, addresses: list[int]) -> None:
-        """Let a thread that has no other stop pending drop the pages; if there is none, they stay until the end."""
+        """
+        Drop the private copies of the pages at ``addresses``, which have no breakpoints, by injected calls.
+
+        If no thread can make them now, the copies stay until the process is detached.
+        """
         held = self._stopper.stop(self._threads.in_space(space))
         for thread in held[:1]:
             try:

@@ -111,7 +111,7 @@ class ProcessTree:
         return bool(self._unreported)
 
     def note_unreported(self, tid: int, status: int) -> None:
-        """Keep the stop of a thread that is not in the table: its parent's event has not arrived yet."""
+        """Keep the first stop of a new thread until an event of its parent, which arrives later, reports the thread."""
         self._unreported[tid] = (status, time.monotonic())
 
     def add_child(self, parent: Thread, event: Event, tid: int) -> None:
@@ -233,7 +233,7 @@ class ProcessTree:
         self._enter_newborn(tid, pid, space, status)
 
     def reconsider(self, tid: int) -> None:
-        """Handle a stop again that was kept because the thread was not in the table."""
+        """Pass on a stop that ``note_unreported`` has kept, so that it is handled now."""
         if (unreported := self._unreported.pop(tid, None)) is not None:
             self._stopper.defer(tid, unreported[0])
 
@@ -257,7 +257,7 @@ class ProcessTree:
             self._await_again(space, thread)
 
     def _await_again(self, space: AddressSpace, thread: Thread) -> None:
-        """Place the breakpoints again at which returns are awaited."""
+        """Place the breakpoints at return addresses again that were removed for a vfork child in the same memory."""
         awaited, space.awaited = space.awaited, ()
         for old in awaited:
             waiting = {probe for probe in old.waiting if probe.is_active}
@@ -342,7 +342,7 @@ class SharingError(Exception):
 
 
 class Seizer:
-    """Seizer of processes that run already."""
+    """Seizer (PTRACE_SEIZE) of the threads of processes that run already."""
 
     def __init__(self, threads: ThreadTable, stopper: Stopper) -> None:
         self._threads = threads
@@ -456,7 +456,7 @@ _PATIENCE = 30.0
 
 
 class Attachment:
-    """Attachment to the process that the client names."""
+    """Attachment of the tracer to the first process of a run: the one that the user names, or the command."""
 
     def __init__(self, state: TracerState, stopper: Stopper, modules: ModuleBreakpoints) -> None:
         self._connection = state.connection

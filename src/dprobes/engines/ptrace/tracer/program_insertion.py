@@ -130,7 +130,11 @@ class Inserter:
         return min((until - now for _, until in self._pending.values()), default=None)
 
     def _say_in_place(self, number: int) -> None:
-        """Report a program as in place; breakpoints are written for probepoints that have no jumps by now."""
+        """
+        Report to the client that the program ``number`` is in place.
+
+        Before that, breakpoints are written for its probepoints that have no jumps by now.
+        """
         self._pending.pop(number)
         for space in self._threads.spaces():
             threads = self._threads.in_space(space)
@@ -176,7 +180,11 @@ class Inserter:
         self._connection.send(Ended(program.number, complete))
 
     def _settle_all(self, program: InsertedProgram) -> list[Thread]:
-        """Settle the hits that are not counted yet, and return the threads that were stopped for that."""
+        """
+        Stop the threads with a hit of ``program`` that is not counted yet, and end these hits.
+
+        Return the threads that were stopped for that; the caller resumes them.
+        """
         concerned = [thread for thread in self._threads.values() if has_hit_of(thread, program)]
         held = self._stopper.stop(concerned)
         for thread in concerned:
@@ -228,7 +236,7 @@ _Owner = tuple["Site", "Probe | None"]
 
 
 class Replacer:
-    """Replacement of a program by another one."""
+    """Replacement of an inserted program by another one, without a hit that both or none of them handle."""
 
     def __init__(
         self,
@@ -354,7 +362,11 @@ class Replacer:
     def _exchange_uses(
         self, space: AddressSpace, former: InsertedProgram, program: InsertedProgram, threads: Sequence[Thread]
     ) -> list[Breakpoint]:
-        """Transfer breakpoints to another program; return those that have no purpose left."""
+        """
+        Register the breakpoints of ``former`` for ``program``, where that has a probepoint or awaits a return.
+
+        Return the breakpoints that are not needed any more. ``threads`` are all threads of the space.
+        """
         owners = self._owners(space, program)
         returns = [p for thread in threads for p in thread.returns if p.probe.program is program]
         for breakpoint_ in (*space.breakpoints.values(), *space.awaited):
@@ -384,7 +396,11 @@ class Replacer:
     def _is_left_out(
         self, space: AddressSpace, breakpoint_: Breakpoint, mine: set[Probe], native: frozenset[int]
     ) -> bool:
-        """Return whether a breakpoint can be omitted, because a jump is requested and all threads can wait for it."""
+        """
+        Return whether no breakpoint must be written, because a jump will replace it and all threads can wait for that.
+
+        ``mine`` are the new program's probepoints, ``native`` the numbers of those for which jumps are requested.
+        """
         others = {(probe.program.number, probe.number) for probe in breakpoint_.probes() - mine}
         known = space.patches.known_at([breakpoint_.address]) if others else []
         if others and not any(others <= jump.probes_at(breakpoint_.address) for jump in known):
@@ -392,7 +408,11 @@ class Replacer:
         return awaits_jump(breakpoint_, native, mine) and self._jump_absence.is_still(space)
 
     def _owners(self, space: AddressSpace, program: InsertedProgram) -> dict[int, list[_Owner]]:
-        """Return the purposes for which a program needs breakpoints, by their addresses."""
+        """
+        Return the sites of a program in an address space, each with its probepoint, keyed by run-time address.
+
+        The probepoint is None for a breakpoint that the engine itself needs.
+        """
         owners: dict[int, list[_Owner]] = {}
         for site, address, _ in self._modules.places(space, program):
             probe = program.probe(site.probe)

@@ -69,7 +69,7 @@ class ProtectedPages:
         self._gates.add(page)
 
     def release(self, pages: Iterable[int]) -> None:
-        """Exclude pages."""
+        """End the protection of pages; threads that wait to write to them continue."""
         for page in pages:
             self.protected.discard(page)
             self._object.unregister(page, PAGE_SIZE)  # it wakes the threads that wait
@@ -82,7 +82,7 @@ class ProtectedPages:
 
     @contextlib.contextmanager
     def opened(self, pages: Iterable[int]) -> Iterator[None]:
-        """Allow writes to pages for the duration of the block; the threads that wait for them go on waiting."""
+        """Return a context manager during which pages can be written to; the threads that wait for them still wait."""
         mine = [page for page in pages if page in self.protected]
         for page in mine:
             self.open(page)
@@ -99,7 +99,7 @@ class ProtectedPages:
             self._object.open(page, PAGE_SIZE)
 
     def shut(self, page: int) -> None:
-        """Protect a page again."""
+        """Protect a page again that ``open`` has made writable, when the last user of it has finished."""
         self._opened[page] -= 1
         if not self._opened[page]:
             del self._opened[page]
@@ -112,7 +112,7 @@ class ProtectedPages:
         self._object.wake(page, PAGE_SIZE)
 
     def read(self) -> None:
-        """Take the messages that have arrived."""
+        """Read the messages of the userfaultfd that have arrived, and add them to ``waiting`` and ``changes``."""
         while messages := self._object.read():
             for message in messages:
                 if message.event is FaultEvent.PAGE_FAULT:
@@ -126,11 +126,16 @@ class ProtectedPages:
         self._repeats.clear()
 
     def is_in_kernel(self, number: int) -> bool:
-        """Return whether a thread that was asked to stop tries again and again, because it waits in the kernel."""
+        """
+        Return whether a thread waits for a page inside a system call, and so does not stop when it is asked to.
+
+        ``number`` is its id in the PID namespace of the process. Such a thread repeats its fault at each request to
+        stop.
+        """
         return self._repeats.get(number, 0) >= _REPEATS
 
     def close(self) -> None:
-        """End all protection."""
+        """End the protection of all pages, and close the userfaultfd."""
         self.protected.clear()
         self.waiting.clear()
         self._object.close()

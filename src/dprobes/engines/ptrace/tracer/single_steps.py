@@ -151,7 +151,7 @@ class SlotMaker:
         return code + b"\xe9" + distance.to_bytes(4, "little", signed=True)
 
     def _areas(self, thread: Thread, address: int, size: int) -> list[SlotArea]:
-        """Return areas with room near an address, a new one if there is none."""
+        """Return areas with room for ``size`` bytes near an address; if there is none, map one or use padding."""
         slots = thread.space.slots
         found = _with_room(slots, address, size)
         region = address // REACH
@@ -196,7 +196,7 @@ class SlotMaker:
         return SlotArea(start, start + size) if found == start else None
 
     def _use_padding(self, space: AddressSpace, address: int) -> None:
-        """Create an area from the padding near ``address``."""
+        """Create an area for slots from the unused end of a code page near ``address``."""
         for start, end in list(space.slots.padding):
             first = start + GRANULE - 1 & -GRANULE
             if abs(start - address) > REACH or end - first < GRANULE:
@@ -285,7 +285,7 @@ class _Step(NamedTuple):
 
 
 class Stepper:
-    """Execution of instructions under breakpoints."""
+    """Executor of instructions under breakpoints, by single steps in place or in an out-of-line slot."""
 
     def __init__(
         self,
@@ -361,7 +361,11 @@ class Stepper:
 
     @contextlib.contextmanager
     def _temporary_breakpoint(self, thread: Thread, address: int) -> Iterator[None]:
-        """Stop the stepping thread after a repeated string instruction, which may take millions of single steps."""
+        """
+        Return a context manager with a breakpoint at ``address``, after a repeated string instruction.
+
+        It stops a thread that executes the instruction, which may take millions of single steps.
+        """
         space = thread.space
         original = os.pread(space.memory, 1, address)
         if original != INT3:
@@ -519,7 +523,11 @@ class Stepper:
     # Hiding that an instruction was executed in a slot
 
     def settle(self, thread: Thread, slot: Slot, registers: RegisterWords) -> None:
-        """Move a thread that has executed the instruction in a slot to where the original would have left it."""
+        """
+        Move a thread that has executed the copy of an instruction in a slot to the address after the original.
+
+        For a call, the return address that it has pushed is corrected instead.
+        """
         ptrace_calls.get_registers(thread.tid, registers)
         if registers[_RIP] in (slot.end, slot.trap + 1):
             registers[_RIP] = slot.following
@@ -532,7 +540,7 @@ class Stepper:
                     thread.space.write(top, slot.following.to_bytes(size, "little"))
 
     def settle_late(self, thread: Thread, breakpoint_: Breakpoint, registers: RegisterWords) -> None:
-        """Correct the registers of a thread that slept in its step, after it has executed the instruction."""
+        """Correct the registers of a thread after a step during which it slept in a system call."""
         slot = thread.space.slots.known(breakpoint_.address, breakpoint_.site)
         if slot is not None and breakpoint_.site.emulation[0] == Action.SYSTEM_CALL:
             self._enter_from_site(thread, breakpoint_, registers)
@@ -593,7 +601,7 @@ class Stepper:
             signals.hold(number, self._info)
 
     def _set_back(self, thread: Thread, slot: Slot | None, registers: RegisterWords) -> None:
-        """Move a thread that has not executed the instruction in a slot to the original."""
+        """Move a thread that is still at the instruction in a slot back to the original instruction."""
         if slot is not None and _stands_at(thread, slot.address, registers):
             registers[_RIP] = slot.site
             ptrace_calls.set_registers(thread.tid, registers)

@@ -178,7 +178,7 @@ class Stopper:
         return self.oldest_deferred()
 
     def defer(self, tid: int, status: int) -> None:
-        """Keep a stop for later; it replaces an older one, which a kill or an exec has made void."""
+        """Keep a thread's wait status for the main loop, replacing an older one, which a kill or an exec made void."""
         self.deferred.pop(tid, None)
         self.deferred[tid] = status
 
@@ -324,13 +324,13 @@ class Stopper:
 
     @contextlib.contextmanager
     def others_stopped(self, space: AddressSpace, thread: Thread) -> Iterator[None]:
-        """Stop all other threads that run in ``space`` for the duration of the block."""
+        """Return a context manager during which all threads of ``space`` except ``thread`` are stopped."""
         with self.holding([t for t in self._threads.in_space(space) if t is not thread]):
             yield
 
     @contextlib.contextmanager
     def holding(self, threads: list[Thread]) -> Iterator[None]:
-        """Stop the running ones among ``threads`` for the duration of the block."""
+        """Return a context manager during which those of ``threads`` that run are stopped."""
         held = self.stop(threads) if threads else []
         try:
             yield
@@ -388,7 +388,7 @@ class Stopper:
         return held
 
     def resume(self, thread: Thread, number: int = 0) -> None:
-        """Resume a stopped thread, with a signal or 0."""
+        """Resume a stopped thread, and deliver the signal ``number``; 0: none."""
         thread.state = ThreadState.RUNNING
         if number:
             self.give_up_hit(thread)
@@ -409,7 +409,11 @@ class Stopper:
             pass  # killed meanwhile: waitpid reports its end
 
     def give_up_hit(self, thread: Thread) -> None:
-        """Give up a hit whose instruction was not executed: a signal handler runs first, and may not return."""
+        """
+        Drop the hit of a thread whose instruction was not executed, and restore the registers that handlers changed.
+
+        A signal handler runs first, and may not return; if it does, the instruction is hit again.
+        """
         hit = thread.hit
         hit.end()
         thread.restarting = 0

@@ -50,7 +50,7 @@ __all__ = ["DebugRegisters", "Refusal", "UnwatchedMemory", "Watchpoints"]
 
 
 class Watchpoints:
-    """Watchpoints of address spaces, and changes to them."""
+    """Watchpoints of programs in each address space, and their transfer to the debug registers of threads."""
 
     def __init__(self, state: TracerState, stopper: Stopper, debug_registers: DebugRegisters) -> None:
         self._connection = state.connection

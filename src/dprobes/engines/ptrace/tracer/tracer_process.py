@@ -302,7 +302,11 @@ class Tracer:
                 self._on_event(thread, Event(number))
 
     def _serve(self, pid: int, act: Callable[[], None]) -> None:
-        """Carry out a request of the client about a process; detach the process if an unexpected error occurs."""
+        """
+        Call ``act``, which carries out a request of the client for the process ``pid``.
+
+        If an unexpected error occurs, warn the user and detach the process.
+        """
         try:
             act()
         except ProcessLookupError:

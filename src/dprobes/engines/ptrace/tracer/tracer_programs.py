@@ -154,7 +154,11 @@ class InsertedProgram:
         )
 
     def enter(self, sites: Sites, file: tuple[int, int], warn: Callable[[str, str | None], None]) -> list[Probe]:
-        """Add the probepoints and handlers of a reply; return probepoints that were removed before they were added."""
+        """
+        Add the probepoints and handlers of the client's reply about a file to the program.
+
+        ``file`` is the device and inode number. Return the probepoints that were removed before they were added.
+        """
         found: tuple[Site | WatchSite, ...] = (*sites.sites, *sites.watches)
         removed = []
         for site in found:
@@ -277,9 +281,9 @@ class FileSites:
 
     def answered(self, sites: Sites) -> FileKey | None:
         """
-        Use a late reply, for which the tracer did not wait because the client was stopped; return the key of its file.
+        Record the client's reply about a file for which the tracer did not wait, and return the key of the file.
 
-        Return None if no such reply is outstanding.
+        None: no such reply is outstanding.
         """
         known = next((known for known, number in self._unanswered.items() if number == sites.number), None)
         if known is None:

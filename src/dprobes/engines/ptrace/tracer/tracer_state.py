@@ -227,7 +227,7 @@ class Thread:
         return self.counters.read(number)
 
     def end(self) -> None:
-        """Release what only a living thread needs."""
+        """Close the performance counters of a thread that has ended, and give up its hit, unless that is pending."""
         self.hit.end()
         if self.counters is not None:
             self.counters.close()
@@ -261,7 +261,7 @@ class ThreadTable(dict[int, Thread]):
     """The traced threads, by thread id."""
 
     def enter(self, tid: int, pid: int, space: AddressSpace) -> Thread:
-        """Enter a running thread."""
+        """Add a thread that runs to the table, and return its entry."""
         thread = self[tid] = Thread(tid, pid, space, ThreadState.RUNNING)
         return thread
 

@@ -46,7 +46,7 @@ _HANDLER_PATIENCE = 2.0
 
 
 class HandlerEnds:
-    """Waits for the ends of handlers."""
+    """Waits until no thread of a process is in a handler any more."""
 
     def __init__(self, state: TracerState, stopper: Stopper) -> None:
         self._connection = state.connection
@@ -290,7 +290,7 @@ class JumpWaits:
         return has_stopped or thread.awaits_jumps
 
     def holds(self, thread: Thread) -> bool:
-        """Return whether a thread has stopped to wait."""
+        """Return whether a thread is stopped because it waits for jumps to be written."""
         return thread in self._held
 
     def take(self, thread: Thread) -> bool:
@@ -331,7 +331,11 @@ class JumpWaits:
         return min((until - now for until in self._until.values()), default=None)
 
     def _is_worked_on(self, thread: Thread) -> bool:
-        """Return whether the client has run since the last check, and for less than ``_PATIENCE`` seconds in all."""
+        """
+        Return whether the client is still preparing the jumps for which a thread waits, by its use of CPU time.
+
+        It must have run since the last check, and for less than ``_PATIENCE`` seconds in all.
+        """
         if thread not in self._work:
             return False  # it waits with all others of its process
         began, last = self._work[thread]
@@ -371,7 +375,7 @@ class JumpAbsence:
         return space in self._still
 
     def end_joining(self, space: AddressSpace) -> None:
-        """Replace jumps that lack probepoints by breakpoints, unless jumps with these were written."""
+        """Replace jumps that lack handlers of a new program by breakpoints, unless jumps with these were written."""
         self._patcher.end_joining(space)
 
     @contextlib.contextmanager

@@ -227,7 +227,7 @@ _SHARED_IDS = "another process runs in its memory"
 
 
 def own_pages(space: AddressSpace, pid: int) -> None:
-    """Write the process id, and whether thread ids are local, to the pages of a forked child before it runs."""
+    """Replace the parent's process id by ``pid`` on the pages of handlers in a forked child, before the child runs."""
     space.local_ids = LocalIds.of(pid) if space.patches.memories else None
     for memory in space.patches.memories.values():
         with contextlib.suppress(OSError):
@@ -236,7 +236,7 @@ def own_pages(space: AddressSpace, pid: int) -> None:
 
 def begin_ids(space: AddressSpace, page: int, pid: int, tids: Iterable[int]) -> str | None:
     """
-    Enter all threads of a process, which are stopped, into the page of handlers.
+    Write the ids of all threads of a process, which are stopped, to the table of ids on the page at ``page``.
 
     Return the reason if that fails, otherwise None. A process whose threads have the same ids in its namespace needs no
     table.
@@ -260,7 +260,11 @@ def begin_ids(space: AddressSpace, page: int, pid: int, tids: Iterable[int]) -> 
 
 
 def enter_thread(space: AddressSpace, pid: int, tid: int) -> bool:
-    """Enter a thread that has not run yet; return False if there is no room: then no handler may run there."""
+    """
+    Add a new thread, which has not run yet, to the table from thread ids in the process's PID namespace to global ones.
+
+    Return False if the table has no room: then no handler may run in the process.
+    """
     ids = space.local_ids
     if ids is None or ids.pid != pid:
         return True
@@ -275,7 +279,7 @@ def enter_thread(space: AddressSpace, pid: int, tid: int) -> bool:
 
 
 def leave_thread(space: AddressSpace, tid: int) -> None:
-    """Remove a thread that has ended and has not been waited for."""
+    """Remove a thread that has ended, before waitpid(2) releases its id, from the table of ``enter_thread``."""
     ids = space.local_ids
     if ids is None or (local := ids.by_thread.pop(tid, None)) is None:
         return
@@ -297,7 +301,11 @@ def _write_head(space: AddressSpace, page: int, pid: int) -> None:
 
 
 def _enter(space: AddressSpace, page: int, local: int, tid: int) -> bool:
-    """Write a thread to its present place on a page, or a free one; return whether there was such a place."""
+    """
+    Write the ids of a thread, ``local`` in its PID namespace and ``tid`` outside, to the table on the page at ``page``.
+
+    Return False if there is no free place.
+    """
     found = list(_places(space, page, local))
     place = next((place for place, known, _ in found if known == local), None)
     if place is None:
@@ -309,7 +317,7 @@ def _enter(space: AddressSpace, page: int, local: int, tid: int) -> bool:
 
 
 def _places(space: AddressSpace, page: int, local: int) -> Iterable[tuple[int, int, int]]:
-    """Return the places on a page for a thread, with their contents: address, local id and global id."""
+    """Return the places for a thread in the ids table of a ``page``: address, local id and global id of each."""
     window = thread_window(local)
     data = os.pread(space.memory, len(window) * window.step, page + window.start)
     pairs = THREAD.iter_unpack(data[: len(data) // THREAD.size * THREAD.size])
@@ -330,9 +338,10 @@ def announce(
     patches: tuple[SitePatch, ...] = (),
 ) -> str | None:
     """
-    Report to the restorer what is about to be written for a program, and list it in the process.
+    Report pages of code and jumps to the restorer, and add them to the manifest in the process.
 
-    Return the reason if that fails, and nothing may be written; otherwise None.
+    Call this before they are written. They belong to the program ``number``. Return the reason if it fails, and nothing
+    may be written; otherwise None.
     """
     memory = space.patches.memories[number]
     for pid in space.pids:

@@ -69,13 +69,13 @@ class _Retry(NamedTuple):
 
 
 class Retries:
-    """Requests that are retried later."""
+    """Requests to map memory or to write jumps that failed for a temporary reason, and when to try again."""
 
     def __init__(self) -> None:
         self._waiting: list[_Retry] = []
 
     def add(self, message: ShareMemory | PatchSites, attempts: int) -> bool:
-        """Schedule a retry; return False if there were too many attempts."""
+        """Schedule another attempt of a request after ``attempts`` ones; return False if these are too many."""
         if attempts >= _ATTEMPTS:
             return False
         pause = min(_PAUSE * 2**attempts, _PAUSE_MAX)
@@ -122,7 +122,7 @@ def groups_of(patches: Iterable[SitePatch]) -> Iterator[list[SitePatch]]:
 
 
 def adapted(space: AddressSpace, patch: SitePatch) -> SitePatch:
-    """Return a jump adapted to the probepoints that are present now, as far as it can omit the others."""
+    """Return a jump without the handlers of probepoints that were removed since it was planned, as far as possible."""
     if patch.place is not None:
         patch = space.patches.known.get(patch.place, patch)
     return patch.only(
@@ -338,7 +338,11 @@ class Patcher:
         self._connection.send(MemoryShared(number, pid, problem=problem))
 
     def _problem(self, thread: Thread, error: InjectionError | OSError | ThreadGoneError) -> str:
-        """Return the reason why a thread could not make system calls; if it has ended, that is handled later."""
+        """
+        Return the reason, a clause, why system calls could not be injected into a thread.
+
+        If the thread has ended, its end is handled later.
+        """
         if isinstance(error, ThreadGoneError):
             self._stopper.defer(thread.tid, error.status)
             return _GONE
@@ -347,7 +351,7 @@ class Patcher:
         return str(error) if isinstance(error, InjectionError) else reason_of(error)
 
     def _globals(self, message: ShareMemory) -> list[tuple[int, int]]:
-        """Return the file of the global variables if they are to be mapped; it may have no path to open."""
+        """Return (descriptor, size) of the file of global variables if a message requests it, else an empty list."""
         program = self._programs.numbered(message.program)
         return [] if program is None or not message.globals else [(program.globals_file, message.globals)]
 
@@ -358,7 +362,7 @@ class Patcher:
             self.end_joining(thread.space)
 
     def end_joining(self, space: AddressSpace) -> None:
-        """Replace jumps that lack probepoints by breakpoints, unless jumps with these were written."""
+        """Replace jumps that lack handlers of a new program by breakpoints, unless jumps with these were written."""
         if space.joining:
             sites = list(space.joining)
             end_joining(space, sites)
@@ -415,7 +419,11 @@ class Patcher:
         self._connection.send(SitesPatched(number, pid, tuple(sorted(done)), tuple(refused)))
 
     def _let_plan_again(self, message: PatchSites, why: str) -> None:
-        """Request other jumps from the client, because the process has mapped memory at the addresses of their code."""
+        """
+        Ask the client to plan the jumps of a message at other addresses, because the process has mapped memory there.
+
+        ``why`` is the reason, a clause for the user.
+        """
         refused = tuple((probe, why) for patch in message.patches for probe in patch.probes)
         self._connection.send(SitesPatched(message.program, message.pid, (), refused, is_occupied=True))
 
@@ -454,7 +462,7 @@ class Patcher:
         return done, refused, waiting
 
     def _make_room(self, space: AddressSpace, patches: Sequence[SitePatch]) -> list[SitePatch]:
-        """Remove the jumps whose sites will all have jumps for several programs; return the removed ones."""
+        """Remove jumps of single programs at sites where ``patches`` has jumps for several programs; return them."""
         shared = [patch for patch in patches if patch.switches]
         used = {place for patch in shared for place in patch.used_bytes()}
         sites = {address for patch in shared for address in patch.addresses}
@@ -464,7 +472,7 @@ class Patcher:
         return self.restore(space, [site for patch in gone for site in patch.addresses])
 
     def _fill(self, space: AddressSpace, jumps: Iterable[SitePatch]) -> None:
-        """Write removed jumps again at sites where no other jump was written."""
+        """Write those of the removed ``jumps`` again at whose sites no other jump was written."""
         sites = [site for jump in jumps for site in jump.addresses if site not in space.patches.by_site]
         wanted = fitting(space, self._candidates(space, sites)) if sites else []
         places = ThreadPlaces(space, self._threads.in_space(space), wanted)
@@ -475,16 +483,20 @@ class Patcher:
     def _candidates(
         self, space: AddressSpace, sites: Collection[int] | None, taken: Iterable[SitePatch] = ()
     ) -> list[SitePatch]:
-        """Return the known jumps at ``sites``, or all with None, the latest first, then unknown ones in ``taken``."""
+        """
+        Return the jumps that may be written at ``sites``, None for all sites: the known ones, the latest first.
+
+        They are followed by those of ``taken``, jumps that were just removed, that are unknown.
+        """
         present = {program.number for program in self._programs}
         known = [p for p in space.patches.known_at(sites) if p.owner is None or p.owner in present]
         return [*known, *(patch for patch in taken if patch.place not in space.patches.known)]
 
     def bring_back(self, space: AddressSpace, jumps: Iterable[SitePatch], sites: Collection[int] | None = None) -> None:
         """
-        Write jumps again that were removed for a change, or others in their place that match the present breakpoints.
+        Write removed jumps again after a change of programs, or others that match the breakpoints there now.
 
-        Only those at ``sites`` are considered, or all if that is None.
+        Only the addresses ``sites`` and those of ``jumps`` are considered; None: all.
         """
         if sites is not None:
             sites = {*sites, *(site for jump in jumps for site in jump.addresses)}
@@ -577,10 +589,10 @@ class Patcher:
 
     def lead_on(self, thread: Thread, number: int) -> bool:
         """
-        Move a thread that has branched into the middle of a jump, and stopped for the trap there, to the copy.
+        Move a thread that has trapped in the middle of a jump to the copy of the instruction that the jump overwrites.
 
-        This happens when a context is restored that was saved before the jump was written. Return whether the thread
-        was moved.
+        Such a thread has restored a context (a coroutine's, by longjmp) that was saved before the jump was written.
+        ``number`` is its signal. Return whether it was moved.
         """
         if number not in _TRAPS or not thread.space.patches.by_site:
             return False
@@ -596,7 +608,11 @@ class Patcher:
         return True
 
     def _lead_back(self, thread: Thread, pc: int) -> bool:
-        """Move a thread in 32-bit code from a jump's trampoline to the breakpoint; return whether it was there."""
+        """
+        Move a thread in 32-bit code that has entered a jump's trampoline, at ``pc``, back to the breakpoint.
+
+        The jump is removed. Return whether the thread was there.
+        """
         begin = pc - TRAP_OF_32_BITS
         patch = next((each for each in thread.space.patches.displaced.values() if each.begin == begin), None)
         if patch is None:
@@ -607,7 +623,7 @@ class Patcher:
 
     def make_way(self, thread: Thread, address: int, breakpoint_: Breakpoint | None) -> None:
         """
-        Prepare a hit of a stopped thread at a breakpoint that a jump has replaced.
+        Make the original code available to a thread that hit a breakpoint which a jump has replaced since.
 
         If the jump overwrites the instruction that follows, or one that the thread returns to after a fault,
         breakpoints replace it.
@@ -620,7 +636,7 @@ class Patcher:
             self.give_up(thread.space, patch.addresses)
 
     def give_up(self, space: AddressSpace, sites: Collection[int]) -> None:
-        """Replace jumps by breakpoints as ``restore`` does, permanently."""
+        """Replace the jumps at ``sites``, and those of their groups, by breakpoints, and never write them again."""
         for jump in self.restore(space, sites):
             space.patches.give_up(jump.addresses)
 
@@ -655,13 +671,13 @@ class Patcher:
         return True
 
     def give_way(self, space: AddressSpace, address: int) -> None:
-        """Remove the jumps that are incompatible with a breakpoint at an address."""
+        """Remove the jumps that share bytes with the instruction at ``address``, where a breakpoint will be written."""
         if sites := space.patches.relying_on(address):
             self.give_up(space, sites)
 
 
 def _move_calls(space: AddressSpace, site: int) -> None:
-    """Pass the entries of active calls at a place from the tracer to the handlers in the process."""
+    """Move the entries of active calls of the function at ``site`` from the tracer to the handlers in the process."""
     for probe, _ in space.breakpoints[site].entries:
         memory = space.patches.memories.get(probe.program.number)
         if memory is not None and memory.calls is not None:
@@ -669,7 +685,7 @@ def _move_calls(space: AddressSpace, site: int) -> None:
 
 
 def _shared(program: int, pid: int, memory: NativeMemory) -> MemoryShared:
-    """Return the answer with the address of memory."""
+    """Return the message to the client that a process has mapped memory for handlers, with its addresses."""
     return MemoryShared(program, pid, memory.page, memory.region, others=tuple(at for at, _ in memory.others))
 
 

@@ -108,7 +108,11 @@ def _mapping_of(mappings: Sequence[Mapping], address: int) -> Mapping | None:
 
 
 def _interrupted(data: bytes) -> Iterator[int]:
-    """Iterate over the stack pointers in data that looks like signal frames."""
+    """
+    Iterate over the stack pointers that signal frames in ``data``, the contents of a stack, have saved.
+
+    A signal frame is recognized by its segment selectors, so other data may be taken for one.
+    """
     place = data.find(_SELECTORS)
     while place >= 0:
         if place >= _SP_BEFORE and not place % _WORD:
