@@ -105,7 +105,7 @@ class _Numbers:
 
 
 class _RecordOrder:
-    """Buffer in which the records of several attachments are sorted by time; a record without a time is due at once."""
+    """Buffer that sorts the records of several attachments by their time; a record without a time is due at once."""
 
     def __init__(self) -> None:
         self._held: list[tuple[int, int, bytes]] = []

@@ -39,7 +39,7 @@ _CUT = frozenset((StackEnd.NO_TABLE, StackEnd.BAD_TABLE, StackEnd.UNREADABLE))
 
 
 class _Process:
-    """Process whose stacks are unwound; ``copy`` is the copy of its memory from the address ``sp`` on."""
+    """Process whose stacks are unwound from copies; ``copy`` has the bytes of its memory from the address ``sp`` on."""
 
     def __init__(self, pid: int, word_size: Literal[4, 8], files: MappedFiles) -> None:
         self.memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)

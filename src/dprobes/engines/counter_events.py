@@ -70,6 +70,6 @@ class EventCounters:
             return None
 
     def close(self) -> None:
-        """Close the events; the next reading begins at 0 again."""
+        """Close the perf events of all counters; the next reading of a counter begins at 0 again."""
         while self._events:
             os.close(self._events.popitem()[1])

@@ -162,7 +162,7 @@ def note_unsupported(compiled: ResolvedProgram) -> None:
 
 
 def _able(capability: Capability) -> list[EngineRow]:
-    """Return the engines that messages may suggest for a capability."""
+    """Return the engines that messages may suggest to a user who needs a capability."""
     return [row for row in rows() if row.how_to_ask is not None and capability in _possible(row)]
 
 

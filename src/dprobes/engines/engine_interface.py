@@ -373,7 +373,7 @@ class Plan:
 
 
 class VariableChange(NamedTuple):
-    """New 64-bit value of a local variable."""
+    """Change of the local variable with the index ``number`` to a 64-bit ``value``."""
 
     number: int
     value: int
@@ -507,7 +507,7 @@ class Attachment(Protocol):
 
     def change(self, changes: Sequence[Change]) -> None:
         """
-        Make changes in their order.
+        Make changes of variables, tables and probepoints in their order.
 
         Variables and tables are changed between two runs of handlers, and have been changed at the return.
         """
@@ -560,7 +560,7 @@ class PlaceNote(NamedTuple):
 
 
 class Engine(ABC):
-    """A mechanism that places probepoints and runs handlers."""
+    """Mechanism that places probepoints and runs handlers."""
 
     name: str
 
@@ -623,7 +623,7 @@ class MachineKnowledge:
         self._known: dict[type[Any], Any] = {}
 
     def recall(self, kind: type[T]) -> T:
-        """Return the one object of class ``kind`` in this cache; the first call creates it."""
+        """Return the object of class ``kind`` in the cache; the first call creates it without arguments."""
         if kind not in self._known:
             self._known[kind] = kind()
         known: T = self._known[kind]

@@ -181,7 +181,7 @@ class _Cells(Generic[A]):
 
 
 class _SharedStore(TableStore):
-    """Table that several attachments change, each in a thread of its own."""
+    """Keyed table that several attachments change, each in its own thread; a lock protects it."""
 
     def __init__(self, table: Table) -> None:
         super().__init__(table)

@@ -36,7 +36,7 @@ class Varying(NamedTuple):
     now: int
 
     def with_value(self, number: int) -> VaryingNumber:
-        """Return the number that is ``number`` for the present value of the variable."""
+        """Return ``number`` as an integer that varies: it is ``number`` if the variable has its present value."""
         return VaryingNumber.of(number, self.variable, self.growth, number - self.growth * self.now)
 
 
@@ -112,7 +112,7 @@ class CodeTemplate:
         return code
 
     def has_form(self, values: Sequence[int]) -> bool:
-        """Return True if all fields can have their numbers for the values of the variables."""
+        """Return True if each field can encode its number for these values of the variables."""
         return all(
             first <= base + growth * values[variable] <= last
             for _, _, variable, base, growth, first, last in self.fields

@@ -177,7 +177,7 @@ class VirtualAssembler(Protocol):
         """Append ``data``, encoded instructions, to the code unchanged."""
 
     def assemble(self) -> bytes:
-        """Return the code; all labels must have been placed."""
+        """Return the bytes of the machine code; all labels must have been placed."""
 
     # Values
 

@@ -40,7 +40,11 @@ if TYPE_CHECKING:
 
 
 def _logging(body: Rule) -> Rule:
-    """Return a rule that sets PLP to LP before ``body``, and to the new LP after ``body`` has succeeded."""
+    """
+    Return a rule that runs ``body`` and updates PLP, the previous log pointer.
+
+    PLP is LP before ``body``, and after its success the new LP.
+    """
 
     def rule(machine: Machine, operand: int) -> None:
         machine.plp = machine.lp

@@ -143,7 +143,7 @@ class TraceBuffer:
         return bytes(self._data[: self.position])
 
     def purge(self) -> None:
-        """Empty the buffer; the next trace starts with the header again."""
+        """Discard all stack traces in the buffer; the next trace starts with the header again."""
         self.position = 0
         self.count_at = None
 

@@ -190,7 +190,7 @@ class PlacedProbes:
         return ProbeState.ACTIVE
 
     def _detach(self, address: int) -> None:
-        """Record whether handlers at an address can run after the hit."""
+        """Record, for a breakpoint's address, whether its handlers may run while the target continues."""
         owners = self.at.get(address, ())
         is_bound = any(owner.limits.maxhits or owner.definition in self._needing for owner, _ in owners)
         if owners and not is_bound and address not in self.entries:

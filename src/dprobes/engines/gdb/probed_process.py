@@ -103,7 +103,7 @@ class ProbedProcess(StubMember):
 
     @property
     def own_places(self) -> set[int]:
-        """Address at which the dynamic linker reports files."""
+        """Address in the dynamic linker at which it reports that files were loaded or will be unloaded (``r_brk``)."""
         return set() if self._process.linker_place is None else {self._process.linker_place}
 
     def select(self, thread: ThreadId | None, registers: Registers) -> None:

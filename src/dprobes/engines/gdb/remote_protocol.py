@@ -89,7 +89,7 @@ _ACKNOWLEDGEMENT = Message(MessageKind.ACKNOWLEDGEMENT)
 
 
 def packet(payload: bytes) -> bytes:
-    """Return the bytes to send for a payload."""
+    """Return the packet with a payload, ``$PAYLOAD#CHECKSUM``, in which special bytes are escaped."""
     sent = payload if len(payload.translate(None, _SPECIAL)) == len(payload) else _escaped(payload)
     return b"$%b#%02x" % (sent, _checksum(sent))
 
@@ -269,7 +269,7 @@ class Conversation:
         return self._ahead > 0
 
     def ask(self, payload: bytes) -> bytes:
-        """Return the bytes to send for a payload."""
+        """Return the packet to send for a question with this payload, whose answer ``receive`` then returns."""
         self._asked = packet(payload)
         self._is_acknowledged, self._attempts, self._refusals = False, 1, 0
         self._outstanding += 1

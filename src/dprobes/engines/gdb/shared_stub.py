@@ -528,7 +528,7 @@ class TargetDriver:
             self.remove_unneeded()
 
     def _carry_out_wishes(self) -> None:
-        """Carry out pending removals, and withdraw members that are to end while others stay."""
+        """Remove the probepoints whose removal was requested, and the programs that end while others stay."""
         members = self._shared.members
         if any([each.carry_out_removals() for each in members]):  # noqa: C419 - those of all members
             self.remove_unneeded()

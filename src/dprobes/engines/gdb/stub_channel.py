@@ -49,7 +49,7 @@ REASON: Final = b"?"
 
 
 def _is_stop(answer: bytes) -> bool:
-    """Return whether the answer to another question is a stop reply."""
+    """Return whether the answer to a question that is not about stops is a stop reply (to another client)."""
     return answer[:1] in (b"S", b"T") and answer[1:3].isalnum() and answer[1:3].lower() == answer[1:3]
 
 

@@ -38,7 +38,7 @@ __all__ = ["Inferior", "RunEvents", "Sample", "StubMember"]
 
 
 class Inferior(NamedTuple):
-    """A target behind a stub, with the context of handlers and the executor of instructions."""
+    """Target of a stub, with the context of handlers and the executor of instructions."""
 
     target: StubTarget
     context: StubContext

@@ -138,7 +138,7 @@ _NAMES_OF_I386 = {
 
 
 class _Words:
-    """Registers of a stub, by their words in ``struct user_regs_struct``."""
+    """Registers of a stub as words of ``struct user_regs_struct``, which the emulation of instructions uses."""
 
     def __init__(self, registers: Registers, names: dict[Register, str]) -> None:
         self._registers = registers

@@ -219,7 +219,7 @@ def open_transport(endpoint: str, patience: float = _CONNECTION_PATIENCE) -> Tra
 
 
 def adopted_transport(descriptor: int) -> Transport:
-    """Return the connection behind a descriptor that another process has passed."""
+    """Return the connection with a descriptor that was inherited from another process."""
     name = "that was left"
     if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
         return _Socket(name, socket.socket(fileno=descriptor))

@@ -68,7 +68,7 @@ _INACTIVE = (ProbeState.DISABLED, ProbeState.REMOVED)
 
 class Handlers:
     """
-    Handlers of a probe program for modules of the architecture ``name``.
+    Handlers of a probe program, as functions of this process, for modules of the architecture ``name``.
 
     ``warn`` is called with a message and a hint, or None, for the user.
     """

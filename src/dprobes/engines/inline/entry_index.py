@@ -144,7 +144,7 @@ class ThreadNames:
                 self._table.discard(key)
 
     def settle(self) -> None:
-        """Give each unknown thread the name and user id of another thread of its process."""
+        """Give each thread that is still unknown the name and user id of another thread of its process."""
         for key in self._nameless:
             self._set(key, self._last.get(key >> 32, _ROW.pack(b"", 0, 0)))
         self._nameless.clear()
@@ -242,7 +242,7 @@ class EntryBuffer:
 
 
 class Group(NamedTuple):
-    """Kind and length of entries, and the number of such entries."""
+    """Group of ring entries: their kind, their length in bytes, and their number."""
 
     kind: int
     length: int

@@ -122,7 +122,7 @@ class CodeWriter:
 
     def anew(self) -> CodeWriter:
         """
-        Return a writer without jumps for the same module and memory, for handlers of several programs.
+        Return a writer for the same module and memory, without jumps, for jumps to handlers of several programs.
 
         It uses the routines of this writer, which must have been placed.
         """

@@ -71,7 +71,7 @@ def _counter() -> Callable[[], int]:
 
 
 def _look() -> tuple[int, int]:
-    """Return the time stamp counter, and CLOCK_MONOTONIC in nanoseconds, of nearly the same moment."""
+    """Read the time stamp counter and CLOCK_MONOTONIC at nearly the same moment; return ticks and nanoseconds."""
     read = _counter()
     best: tuple[int, int, int] | None = None
     for _ in range(_TRIES):
@@ -254,7 +254,7 @@ class HandlerMaps:
 
     @staticmethod
     def sizes() -> Tables:
-        """Return the sizes of the maps that handlers are compiled for."""
+        """Return the numbers of entries of the maps, by which handlers are compiled."""
         cpus = power_of_two(os.cpu_count() or 1)
         return Tables(states=_STATES, cpus=cpus, probes=PROBES_MAX)
 

@@ -53,7 +53,7 @@ class MadePiece(NamedTuple):
 
 
 class _Stop(NamedTuple):
-    """Stop whose place is the mark with the index ``mark`` of a template."""
+    """Place in a template at which a thread may stop: a mark, by index; the other fields are as in ``NativeStop``."""
 
     mark: int
     is_trap: bool
@@ -62,7 +62,7 @@ class _Stop(NamedTuple):
 
 
 class _Switch(NamedTuple):
-    """Switch from the mark ``start`` to the mark ``end`` of a template."""
+    """Switch in a template, from the mark with the index ``start`` to that with the index ``end``."""
 
     start: int
     end: int

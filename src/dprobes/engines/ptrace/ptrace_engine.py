@@ -246,7 +246,7 @@ class PtraceSession:
             self._give_up()
 
     def _give_up(self) -> None:
-        """Close the resources that are only needed for replies to the tracer."""
+        """Close the files and processes that are only needed for replies to the tracer."""
         if self._run.native is not None:
             self._run.native.close()
         self._run.answers.close()

@@ -300,7 +300,7 @@ class Patches:
     """Number of times that another mapping occupied the addresses planned for code."""
 
     def begin_list(self, memory: NativeMemory) -> None:
-        """Record that the manifest of a memory is empty, even if there was another memory at its address before."""
+        """Record that the manifest in newly mapped memory is empty, whatever was at its address before."""
         self.listed[memory.page] = set()
         self.unlisted.discard(memory.page)
 

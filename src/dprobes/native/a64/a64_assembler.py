@@ -353,7 +353,7 @@ class A64Assembler(LabeledCode):
 
     def assemble(self) -> bytes:
         """
-        Return the code.
+        Return the machine code, 4 bytes for each instruction, in little-endian byte order.
 
         All labels must be placed. Raise ``NotSupportedError`` if a branch cannot reach its target.
         """

@@ -369,7 +369,7 @@ class A64Operations(A64Assembler):
         self.store(Memory(Gpr.SP, place), _FREE)
 
     def save_stack_pointer(self) -> None:
-        """Store the sum of the stack pointer and the frame's size."""
+        """Store the probed program's stack pointer in the frame: the stack pointer plus the frame's size."""
         self.calculate(Operation.ADD, _FREE, Gpr.SP, _CONTEXT_SIZE)
         self.store(Memory(Gpr.SP, self.layout.sp), _FREE)
 

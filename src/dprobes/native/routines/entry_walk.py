@@ -265,7 +265,11 @@ class _Writer:
         asm.place(checked)
 
     def _entry(self) -> None:
-        """Write the processing of one entry. Clobbers R0 to R5."""
+        """
+        Write code that processes one ring entry: check, count and name its record, and add a line to the index.
+
+        Clobbers R0 to R5.
+        """
         asm, places = self._asm, self._places
         plain, grouped, is_record = asm.label(), asm.label(), asm.label()
         asm.load(_R.R0, _R.R7, _KIND_BYTE, Size.B)
@@ -334,7 +338,7 @@ class _Writer:
 
     def _name(self, process: int) -> None:
         """
-        Write code that copies the thread's data into the record, whose process id is at ``process``.
+        Write code that copies the thread's name and user id into the record, whose process id is at ``process``.
 
         The code ends the walk if the thread is not in the table. Clobbers R0 to R5.
         """

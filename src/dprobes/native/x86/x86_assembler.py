@@ -427,7 +427,7 @@ class X86Assembler(LabeledCode):
         return CodeTemplate(self.assemble(), tuple(self.fields), tuple(self.distances), jumps, tuple(marks))
 
     def assemble(self) -> bytes:
-        """Return the code; all labels must have been placed."""
+        """Return the bytes of the machine code; all labels must have been placed."""
         for at, label in self._fixups:
             _DWORD.pack_into(self._code, at, self._place_of(label) - at - 4)
         return bytes(self._code)

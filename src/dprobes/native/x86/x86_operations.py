@@ -406,7 +406,7 @@ class X86Operations(X86Assembler):
             self.store_number(Memory(Gpr.RSP, place), number)
 
     def save_stack_pointer(self) -> None:
-        """Store the sum of the stack pointer and the frame's size."""
+        """Store the probed program's stack pointer in the frame: the stack pointer plus the frame's size."""
         self.lea(Gpr.RAX, Memory(Gpr.RSP, FRAME_SIZE))
         self.store(Memory(Gpr.RSP, self.layout.sp), Gpr.RAX)
 

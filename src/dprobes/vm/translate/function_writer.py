@@ -105,7 +105,11 @@ class State:
         return replace(self, cells=dict(self.cells), popped=dict(self.popped))
 
     def settled(self) -> State:
-        """Return the state at the start of a block: cell n is in the local variable ``cN``, such as c1023."""
+        """
+        Return the state at the start of a block where paths meet: cell n is in the local variable ``cN`` (c1023).
+
+        Only values of TSP and SBP (``Pointer``) remain known.
+        """
         cells: dict[int, Atom] = {n: atom if isinstance(atom, Pointer) else f"c{n}" for n, atom in self.cells.items()}
         return replace(self, cells=cells, popped={})
 
@@ -260,7 +264,7 @@ class Writer:
     # Paths
 
     def _path(self) -> None:
-        """Write the instructions from the present state on, until the path ends or a block begins."""
+        """Write code for the instructions from the current state on, until the path ends or another block begins."""
         while not self._ended:
             if self.state.ip in self._meetings or self._depth > _DEPTH_MAX:
                 self._go_to_block()
@@ -333,7 +337,7 @@ class Writer:
         self._size += len(self._lines[-1])
 
     def new_variable(self) -> str:
-        """Return a name that is not used yet."""
+        """Return the name of a local variable that the function does not use yet."""
         self._variables += 1
         return f"v{self._variables - 1}"
 
@@ -344,7 +348,7 @@ class Writer:
         return name
 
     def attempt(self, assignment: str) -> None:
-        """Write an assignment that may raise a fault; in that case the function leaves."""
+        """Write an assignment that may raise a fault, after which the interpreter executes the instruction."""
         self.line("try:")
         self.line(f"    {assignment}")
         self.line("except FAULTS:")

@@ -295,7 +295,11 @@ def _set_popped(variable: str) -> Template:
 
 
 def _log_cells(code: str) -> Template:
-    """Return the template of ``log b|w|d, <count>`` with a type code of ``struct``, or of ``log <count>``: empty."""
+    """
+    Return the template of ``log b|w|d, <count>``; ``code`` is the type of an item in the format of struct.
+
+    An empty ``code`` is that of ``log <count>``: whole words.
+    """
 
     def write(w: Writer, count: int) -> None:
         size = struct.calcsize(f"={code}") if code else w.architecture.word_size
@@ -375,7 +379,7 @@ def _push_lp(w: Writer, operand: int) -> None:
 
 
 def _binary(operation: Binary) -> Template:
-    """Return the template of an operation on the top and the cell below."""
+    """Return the template of an operation on the two top cells, which its result replaces."""
 
     def write(w: Writer, operand: int) -> None:
         top, below = w.state.pop(), w.state.pop()

@@ -215,7 +215,7 @@ class Place(NamedTuple):
 
 
 class Conflict(NamedTuple):
-    """Reason, ``detail``, why the code of a process excludes uprobes at file offsets."""
+    """Reason, ``detail``, why no uprobe can be at file offsets: the code of the process ``pid`` differs there."""
 
     pid: int
     offsets: tuple[int, ...]

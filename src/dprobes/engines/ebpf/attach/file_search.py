@@ -302,7 +302,7 @@ class NewFiles:
                 return  # records have arrived meanwhile
 
     def keep(self, file: PlannedFile) -> None:
-        """Record that a file is probed, and that the caller keeps it open."""
+        """Record that the handlers of a file are attached, and that the caller closes its descriptors."""
         self._paths.append(Path(file.reached))
 
     def discard(self, file: PlannedFile) -> None:

@@ -156,7 +156,7 @@ class _Meaning(Enum):
 
 
 class _ByPath:
-    """Files at a path in the mount namespaces of processes."""
+    """Module name that is a path: it refers to the files at this path in the mount namespaces of processes."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -180,7 +180,7 @@ class _ByPath:
 
 
 class _ByName:
-    """Files with a certain file name or SONAME, or with a symbolic link of that name in their directory."""
+    """Module name without a path: it refers to files with this name or SONAME, or with a symbolic link of this name."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -47,7 +47,7 @@ class ProbeNumbers:
         self.events: dict[int, EventProbe] = {}
 
     def enter(self, file: PlannedCode) -> range:
-        """Assign numbers to the probepoints of a file, and return them."""
+        """Append the probepoints of a file to ``probes``, and return the range of their numbers."""
         first = len(self.probes)
         for probe, sites in file.probes:
             self.sites[len(self.probes)] = sites

@@ -344,7 +344,7 @@ class Installation:
         return self._watches[key]
 
     def happened(self) -> Iterator[Event]:
-        """Iterate over new events of watchpoints in modules."""
+        """Iterate over the new events of watchpoints whose modules were mapped or unmapped."""
         for each in self._watches.values():
             yield from each.happened()
 

@@ -125,12 +125,12 @@ class LoadMaps:
         return list(self._probes.words[what // 8 :: PROBE_LOAD_SIZE // 8])
 
     def skipped(self, entry: int) -> int:
-        """Return the number of an entry's hits for which thinning excluded the handler."""
+        """Return the number of hits, of an entry of the probe table, whose handler the overload guard has excluded."""
         count: int = self._probes.words[(entry * PROBE_LOAD_SIZE + ProbeLoad.SKIPPED) // 8]
         return count
 
     def cost(self, entry: int) -> int:
-        """Return the cost of an entry's hit in nanoseconds, without its handler."""
+        """Return the cost of a hit in nanoseconds, without its handler, for an entry of the probe table."""
         cost: int = self._probes.halves[(entry * PROBE_LOAD_SIZE + ProbeLoad.COST) // 4]
         return cost
 
@@ -150,7 +150,7 @@ class LoadMaps:
             halves[place] += cost
 
     def thin(self, entry: int, thinning: int) -> None:
-        """Make handlers of an entry run at one of ``thinning`` hits."""
+        """Make the handlers of an entry of the probe table run at only one of ``thinning`` successive hits."""
         self._probes.halves[(entry * PROBE_LOAD_SIZE + ProbeLoad.THINNING) // 4] = thinning
 
 
@@ -426,7 +426,7 @@ class SharedMaps:
         return SwitchOver(self.status[Status.SWITCH_OVER // 8])
 
     def set_switch_over(self, state: SwitchOver) -> None:
-        """Set the state of the switch-over for all handlers at once."""
+        """Set the state of the switch-over to a replacing program, for all handlers at once."""
         self.status[Status.SWITCH_OVER // 8] = state
 
     def set_place(self, entry: int, link: int, offset: int) -> None:

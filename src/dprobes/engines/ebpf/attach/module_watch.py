@@ -432,7 +432,7 @@ class ModuleWatch:
             watch.prepare()
 
     def _sweep(self) -> None:
-        """Release the debug registers of load biases without a process. The caller holds the lock."""
+        """Release the debug registers for load biases at which no process maps the module; the caller has the lock."""
         used = self._used()
         for bias in [b for b, always in self._places.items() if not always and b not in used]:
             key = _BIAS_FORMAT.pack(bias)
@@ -474,7 +474,7 @@ class ModuleWatch:
     # Events, and the end
 
     def happened(self) -> Iterator[Event]:
-        """Iterate over the events since the last call."""
+        """Iterate over the states and notices since the last call."""
         while self._events:
             yield self._events.pop(0)
         late: int = self._shared.status[Status.LATE // 8]

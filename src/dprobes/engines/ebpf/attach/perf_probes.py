@@ -100,7 +100,7 @@ class MovableBreakpoint(Descriptors):
             raise
 
     def renew(self, cpu: int) -> None:
-        """Watch on a CPU that has come online: a new event replaces the old one, which is inactive (``bpf_links``)."""
+        """Open the breakpoint on a CPU that has come online; the old event there is inactive (``bpf_links``)."""
         for old in self._events.pop(cpu, ()):
             os.close(self.remove(old))
         try:
@@ -199,7 +199,7 @@ class Watch(Descriptors):
             left.close()
 
     def renew(self, cpu: int) -> None:
-        """Watch on a CPU that has come online; raise OSError with the kernel's error."""
+        """Open the breakpoints on a CPU that has come online; raise OSError with the kernel's error."""
         with self._lock:
             for each in (*self._placed.values(), *([self._spare] if self._spare is not None else ())):
                 each.renew(cpu)

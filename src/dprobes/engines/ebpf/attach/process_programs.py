@@ -668,7 +668,11 @@ class FaultWatch:
         self._link = Descriptor(-1)
 
     def begin(self) -> Notice | None:
-        """Begin, unless it has begun; return a notice if the kernel does not permit it, otherwise None."""
+        """
+        Attach the program of ``watch_signals``, unless it is attached.
+
+        Return a notice if the kernel does not permit it, otherwise None.
+        """
         if self._has_begun:
             return None
         self._has_begun = True

@@ -64,7 +64,11 @@ class KprobeList:
         self._is_last = False
 
     def look(self, *, is_last: bool = False) -> None:
-        """Read the list, unless it was read within a second; after a call with ``is_last`` it is not read again."""
+        """
+        Read the kernel's list of kprobes, unless it was read within a second.
+
+        After a call with ``is_last`` it is not read again.
+        """
         now = time.monotonic()
         if self._is_last or (now - self._read < _INTERVAL and not is_last):
             return
@@ -349,12 +353,12 @@ class KernelGroups:
             os.close(program)
 
     def look_at_ways(self) -> None:
-        """Read the list of kprobes for the last time, before they are removed."""
+        """Read the kernel's list of kprobes, for ``executed``, for the last time before they are removed."""
         if self._planned is not None:
             self._kprobes.look(is_last=True)
 
     def executed(self, site: Site) -> str:
-        """Return the implementation of a site, for the summary."""
+        """Return the way in which the kernel executes a probed instruction, for the summary, such as ``ftrace``."""
         if site.placement not in (Placement.KPROBE, Placement.KRETPROBE):
             return site.executed
         self._kprobes.look()

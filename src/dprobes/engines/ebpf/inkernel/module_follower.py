@@ -116,12 +116,16 @@ class ModuleFollower:
             return None
 
     def _mine(self) -> list[int]:
-        """Return the numbers of the probepoints that have not ended."""
+        """Return the numbers of the probepoints in the module that have not ended."""
         ended = self._installed.attachments.has_ended
         return [number for number, sites in self._installed.numbers.sites.items() if sites and not ended(number)]
 
     def _give_up(self) -> tuple[int, ...]:
-        """Detach perf events; end the probepoints that cannot be attached again, and return their numbers."""
+        """
+        Detach the perf events of an unloaded module, and end the probepoints that cannot be attached again.
+
+        Return the numbers of these.
+        """
         attachments, numbers = self._installed.attachments, self._installed.numbers
         for number in numbers.events:
             attachments.detach(number)
@@ -137,7 +141,7 @@ class ModuleFollower:
             yield StateEvent(mine, 0, ProbeState.COMPILED, f"the module '{self._name}' is not loaded")
 
     def _present(self) -> Iterator[Event]:
-        """Attach perf events, and iterate over the states of active and failed probepoints."""
+        """Attach the perf events of the loaded module; iterate over the states of active and failed probepoints."""
         kernel = RunningKernel()
         problems: list[StateEvent] = []
         try:

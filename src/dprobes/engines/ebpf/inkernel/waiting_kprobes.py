@@ -113,7 +113,7 @@ class WaitingProbes:
             return {}
 
     def remove(self, lines: list[str]) -> None:
-        """Remove lines, each GROUP/EVENT, whose events are closed."""
+        """Remove kprobe events, GROUP/EVENT each, from tracefs; the perf events of them must be closed."""
         if lines:
             remove_lines(self._open().descriptor, lines)
 

@@ -161,7 +161,11 @@ class Descriptors:
         return fd
 
     def renew(self, cpu: int) -> None:
-        """Attach to a CPU that has come online; links of events on single CPUs override this, others do nothing."""
+        """
+        Attach an event of each CPU on a CPU that has come online.
+
+        Only links of such events override this; for other descriptors nothing is done.
+        """
 
     def close(self) -> None:
         """Close the descriptors, the last one first."""

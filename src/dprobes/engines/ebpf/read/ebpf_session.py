@@ -478,7 +478,7 @@ class EbpfSession(Attachment):
             yield from self._tables.look(is_quiet=self._stream.is_quiet)
 
     def _changes(self) -> list[Event]:
-        """Update links after changes of files, modules and CPUs; return the events."""
+        """Adapt the links to changes of files, kernel modules and CPUs; return the events about them."""
         attachments = self._installed.attachments
         events = [*self._look_for_files(), *self._installed.happened()]
         if self._module is not None:
@@ -584,7 +584,7 @@ class EbpfSession(Attachment):
         yield Finished(self.counts(), status)
 
     def _rest(self) -> Iterator[Event]:
-        """Iterate over the remaining events after all links were removed."""
+        """Iterate over the events that remain to be reported, after all links were removed."""
         installed = self._installed
         patience: float | None = time.monotonic() + _PATIENCE
         for each in self._stream.rest():

@@ -374,7 +374,7 @@ class HeldRecords:
         return [batch for part in parts for batch in self._batches(part)]
 
     def _batches(self, items: Part) -> Iterator[RecordBatch | Ended]:
-        """Iterate over items, with the records in batches."""
+        """Iterate over the records of ``items`` in batches, and over the ends of probepoints between them."""
         if isinstance(items, RecordTable):
             for start in range(0, len(items), _PACKED_BATCH):
                 yield RecordBatch(items[start : start + _PACKED_BATCH])

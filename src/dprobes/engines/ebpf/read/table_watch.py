@@ -26,7 +26,7 @@ _SECOND = 1e9
 
 class _Stock(NamedTuple):
     """
-    Contents of the maps at one moment.
+    Contents of the maps of the overload guard at one moment.
 
     ``hits`` are per probepoint; ``foreign`` hits and the ``time`` in handlers, in nanoseconds, are per entry.
     """
@@ -99,7 +99,7 @@ class OverloadWatch:
 
 
 class TableWatch:
-    """Watch on the tables of one program in the kernel; each event is reported once."""
+    """Watch on the maps of a program in the kernel for losses and uncaught exceptions; each event is reported once."""
 
     def __init__(self, program: Program, installed: Installation) -> None:
         self._program = program
@@ -165,7 +165,7 @@ class TableWatch:
         self._expired = expired
 
     def _not_known(self) -> Iterator[Event]:
-        """Yield notices about processes and faults that were lost because a map or the ring was full."""
+        """Yield notices about processes and faults that were not reported, because a map or the ring was full."""
         maps = self._installed.maps
         if maps.unfollowed:
             yield Notice(

@@ -221,7 +221,7 @@ def symbols_of_modules(memory: GuestMemory, layout: KernelLayout, modules: Modul
 
 
 class _Listed(NamedTuple):
-    """Symbols of a module in the form of ``/proc/kallsyms``, and the number of bytes read for them."""
+    """Symbols of a kernel module as lines of ``/proc/kallsyms``, and the number of bytes that were read for them."""
 
     lines: bytes
     left_out: int

@@ -162,7 +162,7 @@ _ARCHITECTURE = "x86_64"
 
 
 class _KnownFile:
-    """A file of this machine, and the module by which mappings are compared with it."""
+    """File of this machine that a guest process may map, and the module by which mappings are compared with it."""
 
     def __init__(self, spaces: AddressSpaces, elf: ElfFile, name: str) -> None:
         self.module = MappedModule(spaces, elf, name)

@@ -49,7 +49,7 @@ _LARGE_LEVELS = (1, 2)
 
 
 class Paging(enum.Enum):
-    """Forms of paging; the value is the number of levels of tables."""
+    """Form of a processor's paging; the value is the number of levels of page tables."""
 
     OFF = 0
     FOUR_LEVELS = 4

@@ -65,7 +65,7 @@ Linux kernel commit fb799447ae29 ("x86,objtool: Split UNWIND_HINT_EMPTY in two")
 
 
 class OrcEntry(NamedTuple):
-    """Rule for finding the caller's frame from the frame of the code that it is for."""
+    """Entry of the kernel's ORC tables: the rule for finding the caller's frame from that of the code."""
 
     sp_register: int
     sp_offset: int

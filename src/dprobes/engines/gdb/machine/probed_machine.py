@@ -277,7 +277,7 @@ class ProbedMachine(StubMember):
             self._bare.know(kernel)
 
     def _know(self, facts: KernelFacts) -> None:
-        """Set up access to tasks, stacks and programs from the facts about the kernel."""
+        """Use what is known about the machine's kernel: ``facts`` give access to tasks, stacks and programs."""
         if facts.left_out:
             self.events.warn(facts.left_out)
         target = self._target

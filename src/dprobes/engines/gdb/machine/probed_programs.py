@@ -108,7 +108,7 @@ class ProbedPrograms(ProbedMachine):
 
     @property
     def own_places(self) -> set[int]:
-        """Address at which the kernel reports mappings."""
+        """Address in the kernel at which it maps a file; a breakpoint there shows new mappings of the module."""
         return set() if self._hook is None else {self._hook}
 
     @property
@@ -119,9 +119,9 @@ class ProbedPrograms(ProbedMachine):
 
     def place_probes(self) -> None:
         """
-        Insert the probepoints for all mappings of the module.
+        Insert the probepoints for all processes that map the module.
 
-        At the kernel's breakpoint, only for the new mapping.
+        At the breakpoint where the kernel reports a mapping, insert those for the new mapping only.
         """
         if self._here is not None:
             mapped = self._spaces.mapped_file(self._here["rdi"])

@@ -160,7 +160,7 @@ class _Record(NamedTuple):
 
 
 def _time(record: tuple[int, bytes]) -> int:
-    """Return the time of a record in nanoseconds; 0: it has none."""
+    """Return the time in a record, CLOCK_MONOTONIC in nanoseconds; 0: the record has none."""
     return time_of(record[1]) or 0
 
 

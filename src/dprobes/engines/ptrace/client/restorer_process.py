@@ -48,7 +48,7 @@ _REPORT = struct.Struct("=III")
 
 class RestorerProcess:
     """
-    The client's handle of the restorer.
+    Client's handle of the restorer, a process that restores code if the client and the tracer were killed.
 
     Call ``begun`` after the tracer was started with the ``address``, and ``await_watch`` before the tracer writes code.
     """

@@ -168,7 +168,7 @@ class Conversation:
         self.outbox.send(Attach(pid or 0, launching=is_launching))
 
     def _begin_guard(self) -> None:
-        """Guard the tracer in the client, because there is no restorer process, or it was killed."""
+        """Watch for the tracer's death in the client, because there is no restorer process, or it was killed."""
         with self._guarding:
             if not self._is_awaited:
                 self._guard = TracerGuard(self._tracer, self._restore, self._clear)

@@ -269,7 +269,7 @@ class AddressSpace:
         return bytes(code)
 
     def unwind_space(self, tid: int) -> ProcessSpace:
-        """Return the memory for unwinding; ``tid`` is the id of a thread in it."""
+        """Return access to the memory for unwinding call stacks; ``tid`` is the id of a thread in it."""
         if self.unwinding is None:
             from dprobes.platform.linux.thread_stack import space_of
 
@@ -387,7 +387,7 @@ class AddressSpace:
                 del self.joining[address]
 
     def drop(self, probe: Probe) -> list[Breakpoint]:
-        """Remove a probe from all breakpoints; return those that were withdrawn because they have no purpose left."""
+        """Unregister a probepoint from all breakpoints; return the removed breakpoints, which nothing else needs."""
         mine = self.by_probe.pop(probe, ())
         self.end_joining({each.address: {(probe.program.number, probe.number)} for each in mine})
         is_guarded = any(breakpoint_.semaphores for breakpoint_ in mine)

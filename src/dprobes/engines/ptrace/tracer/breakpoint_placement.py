@@ -126,7 +126,7 @@ _Use = tuple["Site", int, "Probe | None", str]
 
 
 class BreakpointPlacer:
-    """Placement of breakpoints, which is reported to the client."""
+    """Placer of breakpoints in address spaces; it reports each placement or refusal to the client."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

@@ -271,7 +271,7 @@ def _find(space: AddressSpace, start: int, end: int, patterns: tuple[bytes, ...]
 
 
 class _Session:
-    """State of a thread between its first and its last injected call."""
+    """Saved state of a thread while system calls are injected into it, from the first to the last call."""
 
     def __init__(self, thread: Thread, registers: RegisterWords, frame: SignalFrame, instruction: int) -> None:
         self._thread = thread

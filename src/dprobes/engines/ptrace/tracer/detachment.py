@@ -231,7 +231,7 @@ class Detacher:
 
     def _settle_all(self, threads: list[Thread], *, give_back: bool = False) -> dict[Thread, int]:
         """
-        Move stopped threads to their state without the tracer; return the signals to resume them with.
+        Undo the tracer's influence on stopped threads; return the signal to resume each with, or 0.
 
         With ``give_back``, undo the changes in their address spaces, too.
         """
@@ -287,7 +287,11 @@ class Detacher:
                     yield thread
 
     def _settle(self, thread: Thread) -> int:
-        """Move a stopped thread to its state without the tracer; return the signal to resume it with, or 0."""
+        """
+        Undo the tracer's influence on a stopped thread: move it out of slots and back from breakpoints.
+
+        Return the signal to resume it with, or 0.
+        """
         self._debug_registers.clear(thread)
         number = self._signals.pop(thread.tid, 0)
         self._counter.before_detachment(thread)

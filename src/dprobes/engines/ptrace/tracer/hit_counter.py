@@ -217,7 +217,7 @@ class HitCounter:
 
 
 class Settler:
-    """Settlement of hits whose program is replaced or removed."""
+    """Settlement of hits that are not counted yet when their program is replaced or removed."""
 
     def __init__(self, stopper: Stopper, counter: HitCounter) -> None:
         self._stopper = stopper

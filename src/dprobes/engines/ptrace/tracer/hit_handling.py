@@ -128,7 +128,11 @@ class HitHandler:
         self.deliver(thread, signal.SIGTRAP)
 
     def on_system_call(self, thread: Thread) -> None:
-        """Resume a thread that enters or leaves the kernel, which may be the late end of a step."""
+        """
+        Resume a thread that has stopped at the entry or exit of a system call.
+
+        The call may be the probed instruction, in whose step the thread has slept.
+        """
         if has_entered(thread, self._registers):
             self._on_late_step(thread)
         else:

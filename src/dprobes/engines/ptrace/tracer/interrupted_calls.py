@@ -56,7 +56,7 @@ _INT80 = b"\xcd\x80"
 
 
 class Limit(enum.Enum):
-    """Kind of a call's timeout argument; times are relative."""
+    """Kind of the argument with which a system call limits its wait; times are relative."""
 
     NONE = "it has none"
     MILLISECONDS = "an argument, negative for none"
@@ -418,7 +418,7 @@ class Waits:
         return delay
 
     def _end(self, thread: Thread) -> None:
-        """Let the wait of a stopped thread return the result of a timeout."""
+        """Let the interrupted wait of a stopped thread return the result that it has after its timeout."""
         wait = thread.wait
         assert wait is not None
         for address, size in wait.cleared:

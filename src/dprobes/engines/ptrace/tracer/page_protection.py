@@ -60,9 +60,10 @@ class ProtectionError(Exception):
 
 def make_object(thread: Thread) -> ProtectedPages:
     """
-    Make an object by a thread at an event stop, and take it; the other threads must be stopped.
+    Create a userfaultfd by system calls of a thread at an event stop, and copy its descriptor into this process.
 
-    Raise ``ProtectionError`` if that is not possible, and ``ThreadBusyError`` if another stop is needed.
+    All other threads of the process must be stopped. Raise ``ProtectionError`` if that is not possible, and
+    ``ThreadBusyError`` if another stop is needed.
     """
     if not may_inject(thread):
         raise ProtectionError("the process may make no other system calls than its own (seccomp, or a shadow stack)")

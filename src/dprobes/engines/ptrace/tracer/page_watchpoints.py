@@ -77,7 +77,7 @@ _BUFFER = {8: (int(Register.RSI), int(Register.RDI)), 4: (int(Register.RCX), int
 
 
 class PageWatchpoints:
-    """Protection of pages of all address spaces, and handling of writes to them."""
+    """Write protection of pages with watched memory in all address spaces, and handler of the writes to them."""
 
     def __init__(self, state: TracerState, stopper: Stopper) -> None:
         self._connection = state.connection

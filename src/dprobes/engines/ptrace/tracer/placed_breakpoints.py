@@ -166,7 +166,7 @@ class Breakpoint:
         self.own = {role: programs for role, programs in left.items() if programs}
 
     def _keep(self, stays: Callable[[Probe], bool]) -> None:
-        """Keep only the probes for which ``stays`` returns true."""
+        """Unregister all probepoints except those for which ``stays`` returns true."""
         self.handlers = tuple(each for each in self.handlers if stays(each[0]))
         self.exits = tuple(each for each in self.exits if stays(each[0]))
         self.entries = tuple(each for each in self.entries if stays(each[0]))

@@ -44,7 +44,7 @@ __all__ = ["Remover", "give_back_all", "give_back_pages", "tell_lowered"]
 
 
 class Remover:
-    """Removal of breakpoints and watchpoints from all address spaces."""
+    """Remover of probepoints, with their breakpoints and watchpoints, from all address spaces."""
 
     def __init__(
         self, state: TracerState, stopper: Stopper, watchpoints: Watchpoints, jump_absence: JumpAbsence

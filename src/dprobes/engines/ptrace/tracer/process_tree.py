@@ -78,7 +78,7 @@ ORPHAN_AGE = 0.5
 
 
 class ProcessTree:
-    """Creation and end of threads and processes, and the programs that probe them."""
+    """Table of the traced processes, updated as threads and processes begin and end, and of the programs' scopes."""
 
     def __init__(
         self,

@@ -430,12 +430,12 @@ class Stopper:
         hit.written = None
 
     def release(self, thread: Thread) -> None:
-        """Resume a thread that stopped only because the tracer requested it."""
+        """Resume a thread that stopped for no other reason than the tracer's request."""
         with contextlib.suppress(ProcessLookupError):
             self.waits.hide_interruption(thread)
         self.resume(thread)
 
     def release_all(self, threads: Iterable[Thread]) -> None:
-        """Resume threads that stopped only because the tracer requested it."""
+        """Resume threads that stopped for no other reason than the tracer's request."""
         for thread in threads:
             self.release(thread)

@@ -88,7 +88,7 @@ class _EndedError(Exception):
 
 
 class Tracer:
-    """Tracing of the processes that the client names, and of all their descendants."""
+    """Main loop of the process that traces the processes which the client names, and all their descendants."""
 
     def __init__(self, connection: Connection, program: InsertedProgram) -> None:
         self._signals = process_calls.signal_set(_SIGNALS)
@@ -166,7 +166,11 @@ class Tracer:
             self._connection.close()
 
     def _handle_stops(self) -> bool:
-        """Handle reported stops, and after a full round everything else; return False if there were none."""
+        """
+        Handle the stops that the kernel reports; after a full round, do all other work that is due.
+
+        Return False if there were no stops.
+        """
         handled = self._handle_reported()
         if handled < _CHECK_INTERVAL:
             return bool(handled)

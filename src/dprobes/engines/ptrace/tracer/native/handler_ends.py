@@ -161,7 +161,7 @@ class Reclaimer:
         self._pause = _PAUSE
 
     def begin(self) -> None:
-        """Schedule an attempt, because a program may have ended."""
+        """Schedule an attempt to unmap the memory of ended programs."""
         self._due, self._pause = 0.0, _PAUSE
 
     def look_after(self) -> float | None:
@@ -294,7 +294,7 @@ class JumpWaits:
         return thread in self._held
 
     def take(self, thread: Thread) -> bool:
-        """Return whether a thread that has stopped on request must stay stopped."""
+        """Return whether a thread that has stopped on request must stay stopped until its jumps are written."""
         until = self._spaces.get(thread.space) if thread.space.unwritten else None
         if until is not None and not thread.awaits_jumps:
             thread.awaits_jumps, self._until[thread] = True, until  # it was created after the wait began
