@@ -1,4 +1,4 @@
-"""The kernel's events for the performance counters of programs: which this machine has, and those of a thread."""
+"""Performance counters that probe programs read, as perf events: a check of the machine, and the events of a thread."""
 
 from __future__ import annotations
 

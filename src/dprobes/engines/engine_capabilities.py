@@ -1,4 +1,4 @@
-"""Capabilities: what probe programs need, and rows of the engine registry list as provided."""
+"""Capabilities that probe programs may need of an engine, and that the rows of the engine registry list."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """
-The way from a probed instruction to its handler and back, which restores the complete state of the thread.
+Trampolines: code that a jump at a probed instruction leads to, with its handlers, and that restores the thread's state.
 
 ::
 

@@ -147,7 +147,9 @@ class LabeledCode:
 
 class VirtualAssembler(Protocol):
     """
-    The operations. With ``wide`` they work on 64 bits, otherwise on 32 bits, and clear the upper half of ``dst``.
+    Assembler of operations on virtual registers, each of which a processor's class writes as instructions.
+
+    With ``wide`` they work on 64 bits, otherwise on 32 bits, and clear the upper half of ``dst``.
 
     An operation clobbers only the flags and the registers that its docstring names. With ``is_shared``, other threads
     access the memory at the same time: stores become visible in program order.

@@ -1,5 +1,5 @@
 """
-The protocol between the interpreter and its host: the access of a handler to the outside.
+The protocol by which handlers access the thread that was hit: its registers, memory, ids and variables.
 
 An engine implements it for a stopped thread; ``FakeContext`` implements it for tests. Values are unsigned integers;
 addresses and words are as wide as the module's word.

@@ -183,7 +183,7 @@ class _OwnCounters:
 
 class StubProgram:
     """
-    A program; ``bias`` is the load bias of its module in bytes.
+    Probe program whose handlers run at hits in a stub's target; ``bias`` is the load bias of its module in bytes.
 
     It shares the variables of its ``principal``, if there is one. ``stacks`` is the unwinder for a process,
     ``stacks_of_programs`` that for processes on a machine.

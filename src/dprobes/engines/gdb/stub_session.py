@@ -34,7 +34,7 @@ _LOOK = 0.1
 
 class StubSession(engine_interface.Attachment):
     """
-    One run at a ``shared`` stub.
+    Session of one probe program at a ``shared`` stub, from its insertion to its removal.
 
     ``probed`` creates the member of the stub: a process, or a machine. Requests of clients are carried out between two
     hits.

@@ -201,7 +201,7 @@ class _Programs:
 
 class Planner:
     """
-    Maker of plans; any thread may use it.
+    Planner of the sites of a program's probepoints; any thread may use it.
 
     ``exact`` forbids moving a uprobe to a neighboring instruction where a hit is cheaper. ``command`` is the name of
     the command that the run will start; empty: none.

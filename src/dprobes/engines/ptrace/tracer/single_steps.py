@@ -68,7 +68,7 @@ _MAP_PRIVATE_ANONYMOUS_FIXED_NOREPLACE = 0x100022
 
 class SlotMaker:
     """
-    Allocator of slots.
+    Allocator of out-of-line slots, in which threads execute copies of probed instructions.
 
     Slots are in a page that an injected mmap(2) provides, once for each module. If no call can be injected, or mmap(2)
     fails, they are in the padding after the module's code. If the padding is full or too far away, there is no slot,

@@ -56,7 +56,7 @@ class Reach:
 @dataclass(slots=True, eq=False)
 class InsertedProgram:
     """
-    A program; its ``number`` is assigned by the client, and its ``rank`` is its place in the order of insertion.
+    Probe program of a tracer; the client assigns ``number``, and ``rank`` is its place in the order of insertion.
 
     ``everywhere`` are its watchpoints of every process, by word size, and ``known`` its sites in files. ``handlers``
     are keyed by the word size of modules, 4 or 8 bytes.

@@ -227,7 +227,11 @@ _SHARED_IDS = "another process runs in its memory"
 
 
 def own_pages(space: AddressSpace, pid: int) -> None:
-    """Replace the parent's process id by ``pid`` on the pages of handlers in a forked child, before the child runs."""
+    """
+    Write the process id ``pid``, and whether thread ids are local, to the handlers' pages of a forked child.
+
+    The child, which has not run yet, has a copy of its parent's pages.
+    """
     space.local_ids = LocalIds.of(pid) if space.patches.memories else None
     for memory in space.patches.memories.values():
         with contextlib.suppress(OSError):

@@ -245,7 +245,7 @@ _ATTEMPTS_BEFORE_BREAKPOINTS = 7
 
 class Patcher:
     """
-    Writer of jumps.
+    Writer of jumps that lead from probed instructions to handlers in the process, in place of breakpoints.
 
     ``take_children`` registers the children that threads of a space have just created: their memory is a copy of the
     state before a change.
@@ -591,8 +591,8 @@ class Patcher:
         """
         Move a thread that has trapped in the middle of a jump to the copy of the instruction that the jump overwrites.
 
-        Such a thread has restored a context (a coroutine's, by longjmp) that was saved before the jump was written.
-        ``number`` is its signal. Return whether it was moved.
+        Such a thread has restored a context that was saved before the jump was written. ``number`` is the signal of its
+        trap. Return whether it was moved.
         """
         if number not in _TRAPS or not thread.space.patches.by_site:
             return False
