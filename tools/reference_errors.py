@@ -41,7 +41,7 @@ once. Python programs catch the [classes](#kinds-of-errors) of the package `dpro
 KINDS: dict[type[errors.DprobesError], tuple[str, str]] = {
     errors.SourceError: (
         "The probe program has errors; `diagnostics` contains all of them.",
-        "Correct the places that the messages underline. `dprobes check FILE` prints the same messages without a run.",
+        "Correct the places that the messages underline. `dprobes check FILE` prints them and inserts no probes.",
     ),
     errors.FormatError: (
         "A binary file or message is malformed: a trace file, a compiled program, debug information.",
@@ -84,12 +84,12 @@ KINDS: dict[type[errors.DprobesError], tuple[str, str]] = {
 
 STATES: dict[ProbeState, tuple[str, str]] = {
     ProbeState.MISMATCH: (
-        "The code at the place is not the code that the program was compiled for, or `opcode =` names another byte.",
+        "The instruction in the file differs from the one for which the program was compiled, or from `opcode =`.",
         "Compile the program again for the installed file. `dprobes locate` prints the right `opcode =`.",
     ),
     ProbeState.CONFLICT: (
         "Another tool has a breakpoint or a uprobe at the place.",
-        "End the other tool. If it was killed, its breakpoint is still in the process: restart the probed program.",
+        "Exit the other tool. If it was killed, its breakpoint is still in the process: restart the probed program.",
     ),
     ProbeState.INVALID_OFFSET: (
         (

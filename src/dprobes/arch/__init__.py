@@ -58,7 +58,7 @@ def is_of_system(register: str) -> bool:
 
 
 def go_architecture() -> Architecture:
-    """Return x86-64 with the argument registers of Go's functions."""
+    """Return x86-64 with the argument registers of Go's functions (ABIInternal) as ``arg0`` and so on."""
     from dprobes.arch import x86_processors
 
     return x86_processors.X86_64_GO

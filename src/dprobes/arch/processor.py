@@ -16,7 +16,7 @@ ByteOrder = Literal["little", "big"]
 
 
 class Direction(Enum):
-    """The four ways in which a handler accesses a register: the columns of the man page's appendices."""
+    """The way in which a handler accesses a register: the four columns of registers in the man page's appendices."""
 
     PUSH_USER = "push u"
     PUSH_CURRENT = "push r"
@@ -37,7 +37,7 @@ class RegisterClass(Enum):
 @dataclass(frozen=True, slots=True)
 class Register:
     """
-    A register of an appendix.
+    A register that handlers can access, as an appendix of the man page lists it.
 
     ``index`` is the number in encoded RPN. ``bits`` is the width of the value, which takes ``ceil(bits / word)`` cells,
     least significant on top. A register made of several values (``cpuid``, ``gdtr``) has ``parts`` cells for every word

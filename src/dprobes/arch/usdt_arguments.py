@@ -40,7 +40,7 @@ class RegisterPart(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class MemoryPlace:
     """
-    A place in memory: the sum of all fields, ``index`` times ``scale``, modulo the size of a word.
+    The address of an argument in memory: the sum of the fields, with ``index`` times ``scale``, modulo a word's size.
 
     ``base`` and ``index`` are registers of the processor's table, or empty; ``symbol`` is one of the module, or empty.
     """
@@ -54,7 +54,7 @@ class MemoryPlace:
 
 class Argument(NamedTuple):
     """
-    An argument: ``size`` bytes that are ``signed`` or not, with the note's ``text``.
+    An argument of a USDT probe: ``size`` bytes that are ``signed`` or not; ``text`` is its word in the note.
 
     ``operand`` is a number, or the location of the value. It is None if a word cannot have the value; ``obstacle`` is
     the reason, a clause with the subject "it".
@@ -80,7 +80,7 @@ class Argument(NamedTuple):
 
 
 def parse_arguments(text: str, architecture: Architecture) -> tuple[Argument, ...]:
-    """Return the arguments that a note describes, in their order."""
+    """Return a USDT probe's arguments from the description in its note, such as ``-4@%edi 8@-8(%rbp)``, in order."""
     return tuple(_argument(word, architecture) for word in _words(text))
 
 

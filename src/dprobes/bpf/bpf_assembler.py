@@ -126,19 +126,23 @@ class Assembler:
         return len(self._places) - 1
 
     def place(self, label: Label) -> None:
-        """Place a label at the next instruction."""
+        """Make a label stand for the next instruction that is appended."""
         assert self._places[label] is None, "a label is placed twice"
         self._places[label] = len(self._code)
 
     def function(self, label: Label) -> None:
-        """Place a label at the start of a function that is called, or passed to a helper."""
+        """Make a label stand for the next instruction, where a function that is called or passed to a helper starts."""
         self._functions.append(label)
         self.place(label)
 
     # Instructions
 
     def emit(self, opcode: int, dst: Register = _R0, src: Register | int = 0, off: int = 0, imm: int = 0) -> None:
-        """Append an instruction; ``src``, the source field, may be a register or a kind."""
+        """
+        Append an instruction.
+
+        ``src``, the 4-bit source field, is a register or a value of ``LoadImmediate`` or ``CallKind``.
+        """
         # The code is optimised: a program has hundreds of instructions, and a run may have thousands of programs.
         source = src._value_ if isinstance(src, Register) else src
         if not (-0x8000 <= off < 0x8000 and -0x8000_0000 <= imm < 0x8000_0000):
@@ -158,7 +162,7 @@ class Assembler:
             self._wide_load(dst, LoadImmediate.NUMBER, value, value >> 32)
 
     def alu(self, operation: Alu, dst: Register, operand: Register | int, *, wide: bool = True) -> None:
-        """Write an arithmetic operation; an immediate is sign-extended from 32 bits."""
+        """Set ``dst`` to the result of an operation on it and ``operand``; a number is sign-extended from 32 bits."""
         if isinstance(operand, Register):
             self.emit(_ALU[wide] | operation | X, dst, operand)
         else:
@@ -176,15 +180,15 @@ class Assembler:
         self.derive(Alu.ADD, dst, src, operand)
 
     def neg(self, dst: Register, *, wide: bool = True) -> None:
-        """Negate a register."""
+        """Set ``dst`` to its value with the opposite sign."""
         self.emit(_ALU[wide] | Alu.NEG, dst)
 
     def load(self, dst: Register, base: Register, offset: int, size: Size = Size.DW) -> None:
-        """Load from memory; a value smaller than a register is zero-extended."""
+        """Load a value of ``size`` from memory at ``base + offset`` to ``dst``, zero-extended."""
         self.emit(Class.LDX | Mode.MEM | size, dst, base, offset)
 
     def store(self, base: Register, offset: int, value: Register | int, size: Size = Size.DW) -> None:
-        """Store to memory; a number is sign-extended from 32 bits."""
+        """Store a register or a number at ``base + offset``; a number is sign-extended from 32 bits."""
         if isinstance(value, Register):
             self.emit(Class.STX | Mode.MEM | size, base, value, offset)
         else:
@@ -211,13 +215,21 @@ class Assembler:
     def increase(
         self, base: Register, offset: int, amount: Register | int, by: Register = Register.R1, *, wide: bool = True
     ) -> None:
-        """Add to a 64-bit word of memory, not atomically; the register ``by`` then has the sum."""
+        """
+        Add ``amount`` to the 64-bit word at ``base + offset``, not atomically.
+
+        The register ``by`` then has the sum.
+        """
         self.load(by, base, offset)
         self.alu(Alu.ADD, by, amount, wide=wide)
         self.store(base, offset, by)
 
     def take_next(self, dst: Register, base: Register, offset: int, by: Register) -> None:
-        """Load a 64-bit word to ``dst``, and add 1 to the word in memory, not atomically. Clobbers ``by``."""
+        """
+        Load the 64-bit word at ``base + offset`` to ``dst``, and add 1 to it in memory. Clobbers ``by``.
+
+        This is not atomic.
+        """
         self.load(dst, base, offset)
         self.add(by, dst, 1)
         self.store(base, offset, by)
@@ -232,24 +244,28 @@ class Assembler:
         size: Size = Size.DW,
         fetch: bool = False,
     ) -> None:
-        """Change 4 or 8 bytes of memory atomically; ``fetch`` loads the old value to ``src``, CMPXCHG to R0."""
+        """
+        Apply an atomic operation with ``src`` to the 4 or 8 bytes at ``base + offset``.
+
+        With ``fetch``, ``src`` then has the old value; for CMPXCHG, R0 has it.
+        """
         imm = operation | (Atomic.FETCH if fetch else 0)
         self.emit(Class.STX | Mode.ATOMIC | size, base, src, offset, imm)
 
     def count(self, base: Register, offset: int, by: Register = Register.R2) -> None:
-        """Add 1 to a 64-bit word of memory atomically. Clobbers ``by``."""
+        """Add 1 to the 64-bit word at ``base + offset`` atomically. Clobbers ``by``."""
         self.mov(by, 1)
         self.atomic(Atomic.ADD, base, offset, by)
 
     def jump(self, label: Label) -> None:
-        """Jump to a label."""
+        """Jump to a label unconditionally."""
         self._targets[len(self._code)] = label
         self.emit(Class.JMP | Jump.JA)
 
     def jump_if(
         self, condition: Jump, dst: Register, operand: Register | int, label: Label, *, wide: bool = True
     ) -> None:
-        """Jump if a condition holds for a register and a second operand, another register or a number."""
+        """Jump to a label if ``condition`` holds for ``dst`` and ``operand``, a register or a number."""
         self._targets[len(self._code)] = label
         if isinstance(operand, Register):
             self.emit(_JMP[wide] | condition | X, dst, operand)
@@ -266,7 +282,11 @@ class Assembler:
         by: Register = Register.R1,
         size: Size = Size.DW,
     ) -> None:
-        """Jump if a condition holds for a word of memory, loaded to the register ``by``, and a second operand."""
+        """
+        Jump to a label if ``condition`` holds for the word at ``base + offset`` and ``operand``.
+
+        The word is loaded to the register ``by``.
+        """
         self.load(by, base, offset, size)
         self.jump_if(condition, by, operand, label)
 
@@ -280,12 +300,16 @@ class Assembler:
         self.emit(Class.JMP | Jump.CALL, src=CallKind.HELPER, imm=helper)
 
     def call_function(self, label: Label) -> None:
-        """Call a function of the program."""
+        """
+        Call a function of this program, by the label at its start.
+
+        Arguments, result and clobbers are those of ``call``.
+        """
         self._targets[len(self._code)] = label
         self.emit(CALL, src=CallKind.LOCAL)
 
     def call_kfunc(self, btf_id: int) -> None:
-        """Call a kernel function, given its BTF id."""
+        """Call a kernel function (kfunc) by its BTF id; arguments, result and clobbers are those of ``call``."""
         self.emit(Class.JMP | Jump.CALL, src=CallKind.KFUNC, imm=btf_id)
 
     def look_up(self, name: MapName, key: Register, offset: int, none: Label | None = None) -> None:
@@ -309,7 +333,7 @@ class Assembler:
         self.call(helper)
 
     def exit(self, result: Register | int | None = None) -> None:
-        """Return from the function, with a value if ``result`` is given."""
+        """Return from the function; ``result`` is loaded to R0 first, unless it is None."""
         if result is not None:
             self.mov(Register.R0, result)
         self.emit(Class.JMP | Jump.EXIT)

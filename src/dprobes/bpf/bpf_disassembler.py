@@ -105,9 +105,9 @@ def _arithmetic(insn: Insn) -> str | None:
 
 def _operand(insn: Insn, register: str) -> str | None:
     """
-    Return the second operand of arithmetic or of a comparison.
+    Return the text of an instruction's second operand: ``register``, or the immediate.
 
-    Return None if the unused field of the instruction is not 0.
+    Return None if the unused one of the two fields is not 0.
     """
     if insn.opcode & X:
         return f"{register}{insn.src}" if not insn.imm else None

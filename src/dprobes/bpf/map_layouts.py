@@ -595,6 +595,6 @@ class CallTable(NamedTuple):
         return ((1 << SLOTS_SHIFT) + CALL_WINDOW) * self.slot
 
     def window(self, key: int) -> range:
-        """Return the byte offsets of the slots in which a call with this key may be."""
+        """Return the byte offsets in the table of the slots that a call with this key may occupy."""
         first = (key * CALL_MULTIPLIER & _MASK) >> 64 - SLOTS_SHIFT
         return range(first * self.slot, (first + CALL_WINDOW) * self.slot, self.slot)

@@ -40,7 +40,7 @@ CONDITIONAL, PREFIX, ATOM = 1, 12, 13
 
 
 class Form(enum.Enum):
-    """The form of a value; forms other than numbers can only be printed, compared, or be a key field."""
+    """The form of a script's value; values other than numbers can only be printed, compared, or be keys of a map."""
 
     NUMBER = "a number"
     TEXT = "a string"
@@ -53,7 +53,12 @@ class Form(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A value; ``type`` is the C type of a pointer after a cast, else empty."""
+    """
+    A script's value in DProbes C.
+
+    ``text`` is the expression, and ``precedence`` that of its outermost operator. ``type`` is the C type of a pointer
+    after a cast, else empty.
+    """
 
     text: str
     precedence: int = ATOM
@@ -105,7 +110,7 @@ class MapUses:
 
     @classmethod
     def of(cls, script: script_tree.Script) -> MapUses:
-        """Return the uses of maps in a script."""
+        """Return the kinds of values that a script assigns to each map, and the probes that do so."""
         kept: dict[str, Kept] = dict.fromkeys(_strings_of_fields(script), Kept.TEXT)
         makers: dict[str, list[int]] = {}
         for number, probe in enumerate(script.probes):
@@ -173,7 +178,7 @@ def expressions_in(body: Sequence[script_tree.Statement]) -> Iterator[script_tre
 
 
 def _parts_of(expression: script_tree.Expression) -> Iterator[script_tree.Expression]:
-    """Return an expression and all its operands."""
+    """Iterate over an expression and, recursively, its operands; a map's keys are operands."""
     return (each for each in expression.walk() if isinstance(each, script_tree.Expression))
 
 
@@ -269,7 +274,12 @@ class Fields(NamedTuple):
 
 
 class ExpressionWriter:
-    """A writer of the expressions of a probe at ``places``; ``variables`` has the variables of strings and symbols."""
+    """
+    A writer of the expressions of a script's probe in DProbes C.
+
+    ``variables`` has the values of variables that are not numbers, such as strings: DProbes C has no variables for
+    these, so the value is written in place of the variable.
+    """
 
     def __init__(
         self,
@@ -302,7 +312,7 @@ class ExpressionWriter:
         """The command-line options that the program needs."""
 
     def value(self, expression: script_tree.Expression) -> Value:
-        """Return the value of an expression."""
+        """Return a script's expression in DProbes C; report one without an equivalent, and return 0 for it."""
         match expression:
             case script_tree.Number(value):
                 return Value(str(value))
@@ -341,7 +351,7 @@ class ExpressionWriter:
                 )
 
     def variable_name(self, name: str) -> str:
-        """Return the name in DProbes C of a script's variable."""
+        """Return the name in DProbes C of a variable ``$name``: ``_`` is appended to a name with another meaning."""
         return f"{name}_" if name in _RESERVED or name in self._parameters else name
 
     def number(self, expression: script_tree.Expression, precedence: int = 0) -> str:
@@ -355,16 +365,16 @@ class ExpressionWriter:
         return Value(value.number, value.precedence).within(precedence)
 
     def wrong(self, span: Span, message: str, hint: str | None = None) -> Value:
-        """Report a construct without an equivalent, and return 0 in its place."""
+        """Report a construct at ``span`` without an equivalent; return the value 0, which is written in its place."""
         self._diagnostics.error(span, message, hint=hint)
         return _NOTHING
 
     def note(self, span: Span, message: str) -> None:
-        """Report a difference in behaviour as a note."""
+        """Report at ``span`` that the program will differ from the script in behaviour."""
         self._diagnostics.note(span, message)
 
     def table(self, map_: script_tree.Map) -> str:
-        """Return a table with its keys; a string literal among them becomes part of its name."""
+        """Return a map in DProbes C, ``@name[key, …]``; a string literal among the keys becomes part of its name."""
         name, keys = map_.name, list[str]()
         flat = [part for key in map_.keys for part in (key.values if isinstance(key, script_tree.Tuple) else (key,))]
         for key in flat:
@@ -412,7 +422,7 @@ class ExpressionWriter:
         return self.wrong(span, f"'{name}' is not known; it may be a constant of a header of the kernel", hint)
 
     def _own_name(self, name: str, span: Span) -> Value:
-        """Return the name of the hit place: a symbol by its address if the place is in a function, else a literal."""
+        """Return ``func`` or ``probe``, the ``name``, in DProbes C: a symbol in code, elsewhere a string literal."""
         if self._kinds <= {PlaceKind.ENTRY, PlaceKind.RETURN, PlaceKind.OTHER}:
             return Value(name, form=Form.SYMBOL)
         if len(self._places) == 1 and "*" not in self._places[0].written:
@@ -550,7 +560,7 @@ class ExpressionWriter:
         return self.wrong(call.span, f"'{call.function}' cannot be called so in DProbes C")
 
     def _swapped(self, number: script_tree.Expression) -> Value:
-        """Return a number with the bytes of its type in reverse order."""
+        """Return ``bswap(number)`` in DProbes C; report a variable whose size in bytes is not known."""
         if not isinstance(number, script_tree.Variable):
             return Value(f"bswap({self.number(number)})")
         field = self.fields.get(number.name)

@@ -31,7 +31,11 @@ _COMMENT = re.compile(r'"(?:[^"\\\n]|\\.)*"|/\*.*?\*/|//[^\n]*', re.DOTALL)
 
 
 class Directives(NamedTuple):
-    """The text without ``#`` lines and comments, the macros as written, and the included headers with their places."""
+    """
+    A script's text with comments and ``#`` lines blanked, and the contents of these lines.
+
+    ``macros`` are the ``#define`` lines as written, ``headers`` the included files, each with its place.
+    """
 
     text: str
     macros: tuple[str, ...]
@@ -102,7 +106,7 @@ _RATE_MAX, _DIGITS_MAX = 100, 9
 
 
 class Conversion(NamedTuple):
-    """The text of a program, and the options of ``dprobes run`` that it needs."""
+    """A converted script: the text in DProbes C, and the options of ``dprobes run`` that the program needs."""
 
     text: str
     options: tuple[str, ...]
@@ -145,7 +149,7 @@ class _Converter:
         self._asked: list[str] = []
 
     def probes(self) -> list[str]:
-        """Return the probes, those that write to a table before those that read it."""
+        """Return all definitions of the program in order: probes that write a table precede those that read it."""
         found = []
         for number in self._order():
             probe = self._script.probes[number]
@@ -157,11 +161,11 @@ class _Converter:
         return [*self._variables(), *found, *self._answers()]
 
     def _variables(self) -> list[str]:
-        """Return the declarations of the variables by which hits request actions from the tool."""
+        """Return the declarations of the program variables that hits set to have the tool execute a statement."""
         return [f"static long {asked_variable(number)};" for number in range(len(self._asked))]
 
     def _answers(self) -> list[str]:
-        """Return the ``every`` and ``end`` blocks that carry out the actions requested by hits."""
+        """Return an ``every`` and an ``end`` block, which execute the statements whose variables hits have set."""
         every, end = list[str](), list[str]()
         for number, statement in enumerate(self._asked):
             variable = asked_variable(number)
@@ -229,7 +233,7 @@ class _Converter:
         return "\n".join([f"{where}{condition} {{", *(f"    {line}" for line in lines), "}"])
 
     def _of_tool(self, kind: str, probe: script_tree.Probe) -> str | None:
-        """Return a block of the tool; None if it is empty."""
+        """Return the block of the tool for a probe BEGIN, END or interval (``kind``); None if it has no statements."""
         word = {"BEGIN": "begin", "END": "end"}.get(kind) or f"every {self._time(probe)}"
         values = ExpressionWriter((), self._maps, Fields(), self._structures, self._constants, self._diagnostics)
         lines = StatementWriter(values, self._maps, in_tool=True).block(probe.body)
@@ -247,7 +251,7 @@ class _Converter:
 
 
 def _parameters(probe: script_tree.Probe, places: Sequence[Place]) -> frozenset[str]:
-    """Return the function parameters that a probe uses by name."""
+    """Return the parameters of the probed functions that a probe uses by name, as ``args.NAME``."""
     if not any(place.has_names for place in places):
         return frozenset()
     fields = [each for each in expressions_of(probe) if isinstance(each, script_tree.Field)]

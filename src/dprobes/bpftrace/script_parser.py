@@ -38,17 +38,21 @@ _POINT = re.compile(
 
 
 class TokenStream(TextTokens):
-    """The tokens of a text with blanked comments; ``source`` is its origin."""
+    """
+    The tokens of a bpftrace script.
+
+    In ``text`` comments and ``#`` lines are blanked, so positions are those of ``source``.
+    """
 
     def __init__(self, source: SourceFile, text: str, diagnostics: Diagnostics) -> None:
         super().__init__(text, _TOKEN, partial(Span, source), diagnostics, "the end of the script")
 
     def take_point(self) -> Token | None:
-        """Consume the name of a probe; return None if none comes next."""
+        """Consume the name of a probe, such as ``kprobe:vfs_read``, and return it; None for another token."""
         return self.take_match(_POINT)
 
     def take_block(self) -> Token | None:
-        """Consume the text up to the ``;`` after the matching ``}``; return None if there is none."""
+        """Consume a structure definition, up to the ``;`` after its closing brace; return None if it is not closed."""
         depth = 0
         for position in range(self.peek().start, len(self.text)):
             depth += {"{": 1, "}": -1}.get(self.text[position], 0)
@@ -76,14 +80,18 @@ _EXPONENT_MAX = 18
 
 
 class Cursor(TokenCursor[TokenStream]):
-    """A cursor on the tokens of a script."""
+    """A position in the tokens of a bpftrace script, with a limit on the depth of nesting."""
 
     def __init__(self, tokens: TokenStream, diagnostics: Diagnostics) -> None:
         super().__init__(tokens, diagnostics, _DEPTH_MAX)
 
 
 class ExpressionParser:
-    """A parser of expressions. In the condition of a probe, between slashes, a slash is not a division."""
+    """
+    A parser of bpftrace's expressions.
+
+    In a probe's condition, ``/pid == 4/``, a slash ends the condition and does not divide.
+    """
 
     def __init__(self, cursor: Cursor) -> None:
         self._cursor = cursor
@@ -150,7 +158,7 @@ class ExpressionParser:
             return self._postfix()
 
     def _cast_length(self) -> int:
-        """Return the number of tokens of a type in brackets that comes next; 0 if none does."""
+        """Return the number of tokens of a cast ``(type)`` that comes next, with its brackets; 0 if none does."""
         cursor = self._cursor
         if not cursor.sees("("):
             return 0
@@ -249,7 +257,7 @@ class ExpressionParser:
 
 
 def height_of(expression: script_tree.Expression) -> int:
-    """Return the number of levels of an expression; a chain of operators adds levels, too."""
+    """Return the height of an expression's tree, to which each operator of a chain such as ``1 + 1 + 1`` adds."""
     height, level = 0, list[Node]([expression])
     while level:
         height += 1

@@ -33,22 +33,22 @@ class Machine(Protocol):
 
 
 class NoMachine:
-    """An unknown machine."""
+    """A machine of which nothing is known: no tracepoint matches a pattern, and no field is an array or a pointer."""
 
     def library(self, name: str) -> str:
-        """Return the name unchanged."""
+        """Return the library's name unchanged: its file is not known."""
         return name
 
     def tracepoints(self, subsystem: str, pattern: str) -> Sequence[str]:  # noqa: ARG002 - what the protocol says
-        """Return an empty result."""
+        """Return no names: patterns of tracepoints match nothing on an unknown machine."""
         return ()
 
     def arrays(self, subsystem: str, name: str) -> Mapping[str, int]:  # noqa: ARG002 - what the protocol says
-        """Return an empty result."""
+        """Return no fields: those of tracepoints are not known, so none is treated as an array."""
         return {}
 
     def pointers(self, subsystem: str, name: str) -> Mapping[str, str]:  # noqa: ARG002 - what the protocol says
-        """Return an empty result."""
+        """Return no fields: those of tracepoints are not known, so none is treated as a pointer."""
         return {}
 
 
@@ -90,7 +90,7 @@ _WILD = re.compile(r"[*?\[]")
 
 
 class PlaceKind(enum.Enum):
-    """The kind of a place, which decides its data: arguments, a return value, fields."""
+    """The kind of a probed place: it decides whether arguments, a return value or fields can be used there."""
 
     ENTRY = "entry"
     RETURN = "return"
@@ -103,10 +103,10 @@ class PlaceKind(enum.Enum):
 @dataclass(frozen=True, slots=True)
 class Place:
     """
-    A place: its text in DProbes C, and its name in bpftrace.
+    A place to probe: ``text`` is written in DProbes C, ``written`` is its name in bpftrace.
 
-    ``function`` is the last part of the name; ``subsystem`` is that of a tracepoint. ``has_names`` means that the
-    script uses the names of the function's parameters.
+    ``function`` is the last part of that name; ``subsystem`` is that of a tracepoint, else empty. ``has_names`` means
+    that the script uses the names of the function's parameters.
     """
 
     text: str

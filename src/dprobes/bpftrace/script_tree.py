@@ -41,7 +41,7 @@ __all__ = [
 
 
 class Number(Node):
-    """A number."""
+    """An integer constant; a suffix such as ``ms`` is already applied."""
 
     value: int
     span: Span
@@ -55,7 +55,7 @@ class String(Node):
 
 
 class Name(Node):
-    """A name of bpftrace, or a constant of a header."""
+    """A builtin of bpftrace, such as ``pid``, or a constant of an included header."""
 
     name: str
     span: Span
@@ -76,7 +76,7 @@ class Parameter(Node):
 
 
 class Map(Node):
-    """A map, without its ``@``, and its keys."""
+    """A map, ``@name[keys]``: its name without ``@``, and its keys, which are empty for a map without brackets."""
 
     name: str
     keys: tuple[Expression, ...]
@@ -92,7 +92,7 @@ class Call(Node):
 
 
 class Field(Node):
-    """A member of a structure; ``is_arrow`` if it is accessed by a pointer."""
+    """A member of a structure, ``base.name``, or with ``is_arrow`` ``base->name``."""
 
     base: Expression
     name: str
@@ -159,7 +159,7 @@ class SizeOf(Node):
 
 
 class Tuple(Node):
-    """Several values as one."""
+    """Several values in parentheses, ``(1, pid)``, which bpftrace treats as one value."""
 
     values: tuple[Expression, ...]
     span: Span
@@ -181,7 +181,7 @@ class Assignment(Node):
 
 
 class Do(Node):
-    """An expression as a statement: a call, ``++``."""
+    """A statement that consists of an expression: a call, ``++`` or ``--``."""
 
     expression: Expression
     span: Span
@@ -197,7 +197,7 @@ class If(Node):
 
 
 class While(Node):
-    """A loop."""
+    """A loop: ``while (condition)`` with its body."""
 
     condition: Expression
     body: tuple[Statement, ...]
@@ -205,7 +205,7 @@ class While(Node):
 
 
 class Unroll(Node):
-    """A block that is executed a number of times."""
+    """``unroll (count) { … }``: a block that is executed a number of times."""
 
     count: Expression
     body: tuple[Statement, ...]
@@ -230,7 +230,7 @@ class Point(Node):
 
 
 class Probe(Node):
-    """Points, the condition after them, and the statements of a hit."""
+    """A probe: the points at which it hits, its condition or None, and the statements that each hit executes."""
 
     points: tuple[Point, ...]
     condition: Expression | None

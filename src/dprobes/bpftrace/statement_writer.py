@@ -27,14 +27,14 @@ _WIDTH_MAX = 4095
 
 
 def _number(digits: str) -> int:
-    """Return a width or precision, 0 for "". A number of too many digits becomes one above the limit."""
+    """Return a conversion's width or precision, 0 without digits, ``_WIDTH_MAX`` + 1 for too many digits."""
     return (
         int(digits[-len(str(_WIDTH_MAX)) :] or 0) if not digits[: -len(str(_WIDTH_MAX))].strip("0") else _WIDTH_MAX + 1
     )
 
 
 class PrintWriter:
-    """A collector of ``printf`` output up to the end of a line: a record of DProbes C is a line."""
+    """A collector of ``printf`` output up to a newline, because a ``printf`` in DProbes C prints a whole line."""
 
     def __init__(self, values: ExpressionWriter) -> None:
         self._values = values
@@ -43,7 +43,7 @@ class PrintWriter:
         self._joins = 0
 
     def add(self, call: script_tree.Call) -> str | None:
-        """Add a ``printf``; return the statement if the output ends a line, else None."""
+        """Collect the output of a ``printf``; if it ends with a newline, return the statement for it, else None."""
         if not call.arguments or not isinstance(call.arguments[0], script_tree.String):
             self._values.wrong(call.span, "'printf' needs a format in quotes")
             return None
@@ -68,7 +68,7 @@ class PrintWriter:
         return self.flush() if self._format.endswith("\\n") else None
 
     def join(self, call: script_tree.Call) -> list[str]:
-        """Return the statements that print the strings of a pointer array, up to a null pointer."""
+        """Return the statements for ``join(array)``: a ``printf`` for each possible number of strings in the array."""
         array, *separator = call.arguments
         between = separator[0].text if separator and isinstance(separator[0], script_tree.String) else " "
         self._values.note(call.span, f"'join' prints at most {_JOINED_MAX} strings")
@@ -85,7 +85,7 @@ class PrintWriter:
         return lines
 
     def flush(self) -> str | None:
-        """Return the statement for the collected output; None if there is none."""
+        """Return a ``printf`` of the output collected so far, and forget that; None if it is empty or blank."""
         format_, arguments = self._format.removesuffix("\\n"), self._arguments
         self._format, self._arguments = "", []
         if not format_.strip():
@@ -93,7 +93,7 @@ class PrintWriter:
         return f'printf("{format_}"{"".join(f", {each}" for each in arguments)});'
 
     def rest(self) -> list[str]:
-        """Return the statement for the collected output, if any."""
+        """Return the statement of ``flush`` in a list, which is empty if there is none."""
         return [line] if (line := self.flush()) is not None else []
 
     def _converted(self, match: re.Match[str], argument: script_tree.Expression) -> str:
@@ -125,7 +125,11 @@ class PrintWriter:
         return f"%{layout}{letter}"
 
     def _as_text(self, argument: script_tree.Expression, text: str) -> tuple[str, str]:
-        """Return the conversion and text of a number that is printed as a string: a field is a character array."""
+        """
+        Return how ``%s`` prints ``argument``, whose text is a number's: (conversion letter, expression).
+
+        A field is a character array; any other number is printed in decimal.
+        """
         if isinstance(argument, script_tree.Variable) and argument.name in self._values.fields:
             return "s", self._values.fields[argument.name]
         if isinstance(argument, script_tree.Field):
@@ -155,14 +159,19 @@ _WAYS_MAX = 16
 
 
 def _assigned(statements: Iterable[script_tree.Statement]) -> Iterator[tuple[str, script_tree.Expression]]:
-    """Iterate over the variables that the statements assign, without those of inner blocks, with the values."""
+    """Iterate over the variables that the statements assign, each with its value, without inner blocks."""
     for each in statements:
         if isinstance(each, script_tree.Assignment) and isinstance(each.target, script_tree.Variable):
             yield each.target.name, each.value
 
 
 class StatementWriter:
-    """A writer of the statements of a block; ``asked`` collects the actions that hits request from the tool."""
+    """
+    A writer of the statements of a block in DProbes C.
+
+    ``asked`` collects the statements that a handler cannot execute and that an ``every`` block executes for it. With
+    ``in_tool``, the block itself is one that the tool executes.
+    """
 
     def __init__(
         self, values: ExpressionWriter, maps: MapUses, asked: list[str] | None = None, *, in_tool: bool = False
@@ -194,7 +203,7 @@ class StatementWriter:
 
     @staticmethod
     def _types_of_pointers(body: Sequence[script_tree.Statement]) -> dict[str, str]:
-        """Return the types of variables that are assigned pointers to structures by a cast."""
+        """Return the C types of the variables to which a cast to a pointer to a structure is assigned, by variable."""
         found: dict[str, str] = {}
         for statement in statements_of(body):
             match statement:
@@ -205,7 +214,7 @@ class StatementWriter:
         return found
 
     def _first_uses(self, body: Sequence[script_tree.Statement], outer: set[str]) -> set[str]:
-        """Return the variables whose first assignment is a statement of the block itself."""
+        """Return those variables of ``outer`` that the block itself assigns before any of its inner blocks does."""
         first: set[str] = set()
         nested: set[str] = set()
         for statement in body:
@@ -289,7 +298,7 @@ class StatementWriter:
                 yield f"{word};"
 
     def _chooses_strings(self, statement: script_tree.If) -> bool:
-        """Return whether a condition decides which string or symbol a variable stands for."""
+        """Return whether an ``if`` assigns a string, a symbol or another value that is not a number to a variable."""
         return any(not self._is_number(value) for _, value in _assigned(statements_of([statement])))
 
     def _both_ways(
@@ -299,7 +308,12 @@ class StatementWriter:
         otherwise: Sequence[script_tree.Statement],
         rest: Sequence[script_tree.Statement],
     ) -> list[str]:
-        """Return an ``if`` with the statements after it, ``rest``, in both branches: a variable is one string there."""
+        """
+        Return an ``if`` whose two branches both end with ``rest``, the statements after it in the script.
+
+        A variable that is assigned a different string in each branch is replaced by that string, because DProbes C has
+        no variables for strings. Report an error if ``rest`` would be copied more than ``_WAYS_MAX`` times.
+        """
         lines = [f"if ({self._values.number(condition)}) {{"]
         self._ways *= 2
         if self._ways > _WAYS_MAX:
@@ -363,7 +377,7 @@ class StatementWriter:
                 values.wrong(value.span, f"a table keeps numbers, strings and call stacks, not {kept.value}")
 
     def _kept(self, value: script_tree.Expression) -> str:
-        """Return the text of a string or a call stack for a table."""
+        """Return the DProbes C expression of a string or call stack that a table stores; report other values."""
         found = self._values.value(value)
         if found.form is Form.NUMBER:  # an array of characters
             return f"str({found.text})"
@@ -403,7 +417,11 @@ class StatementWriter:
                 values.value(call)  # it reports the error
 
     def _ask(self, call: script_tree.Call) -> str:
-        """Return the statement by which a hit requests an action from the tool."""
+        """
+        Return a statement that sets a variable, so that an ``every`` block executes the call.
+
+        Calls such as ``exit()`` are possible only in blocks of the tool.
+        """
         (text,) = StatementWriter(self._values, self._maps, in_tool=True).block([script_tree.Do(call, call.span)])
         if text not in self._asked:
             self._asked.append(text)
@@ -412,7 +430,7 @@ class StatementWriter:
 
 
 def asked_variable(number: int) -> str:
-    """Return the name of the variable for a request to the tool."""
+    """Return the name of the program variable that a hit sets to have statement ``number`` executed by the tool."""
     return f"asked_of_tool{number + 1}"
 
 
@@ -430,7 +448,7 @@ def _is_for_tool(name: str, arguments: Sequence[script_tree.Expression]) -> bool
 
 
 def _printed(value: script_tree.Expression, form: Form, call: script_tree.Call) -> script_tree.Call:
-    """Return a ``printf`` of a value."""
+    """Return a call of ``printf`` that prints a value and a newline: a number by ``%d``, other forms by ``%s``."""
     letter = "d" if form is Form.NUMBER else "s"
     return script_tree.Call("printf", (script_tree.String(f"%{letter}\\n", call.span), value), call.span)
 

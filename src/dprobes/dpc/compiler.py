@@ -272,7 +272,7 @@ def _span_of(part: Probe | ToolBlock) -> Span:
 @contextmanager
 def _limited(span: Span, diagnostics: Diagnostics) -> Iterator[None]:
     """
-    Report, at ``span``, an expression that is nested too deeply for the recursion of the passes.
+    Report a RecursionError in the ``with`` block, at ``span``, as an expression that is nested too deeply.
 
     The parser limits nesting in brackets, but a chain of operators nests without brackets.
     """
@@ -284,7 +284,7 @@ def _limited(span: Span, diagnostics: Diagnostics) -> Iterator[None]:
 
 
 def _outline(program: ProgramTree, typer: ProgramTyper, word_size: int, module: str) -> list[Compilation]:
-    """Return the programs of a source with errors, with empty handlers; their probepoints can be resolved."""
+    """Return programs with empty handlers for a source with errors, so that its probepoints can be resolved."""
     empty = Steps(())
     paths = find_log_paths(empty, 0, Diagnostics())
     probes = [TypedProbe(probe, probe.points, None, empty, 0, paths) for probe in program.probes]
@@ -338,7 +338,7 @@ _OF_SIZE = {1: "char", 2: "short", 4: "int", 8: "long"}
 
 
 def _watched(match: re.Match[str]) -> str:
-    """Return the C type and symbol of a matched RPN address range, in hexadecimal, of a watchpoint."""
+    """Return a matched RPN address range of a watchpoint in C: the type of its size and the symbol, in hexadecimal."""
     name, first, last = match[1], match[2] or "", match[3] or match[2] or ""
     size = int(last or "0", 16) - int(first or "0", 16) + 1
     return f"'({_OF_SIZE.get(size, 'char')}){name}{first and '+'}{first}' as what is watched"

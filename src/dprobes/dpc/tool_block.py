@@ -33,7 +33,7 @@ _ELSEWHERE = {
 @dataclass(frozen=True, slots=True)
 class ToolProgram:
     """
-    The blocks of the tool with their functions.
+    The ``begin``, ``every`` and ``end`` blocks of a program, which the tool executes, with the functions they call.
 
     ``tables`` has the names of tables by number, ``word_size`` is in bytes, ``jmpmax`` is the maximum number of jumps
     of one execution.
@@ -57,7 +57,7 @@ class ToolProgram:
 
 
 def check_block(block: TypedBlock, functions: Mapping[str, TypedFunction], diagnostics: Diagnostics) -> None:
-    """Add an error for each statement of a block that needs a hit."""
+    """Add an error for each statement of a block of the tool that needs registers or memory of a hit."""
     for span, problem in _problems(block.body, functions, set()):
         hint = "'begin', 'every' and 'end' run in the tool: they have variables and tables"
         diagnostics.error(span, f"'{block.block.written}' has no hit, and so cannot use {problem}", hint=hint)

@@ -35,16 +35,20 @@ class ToolHost(Protocol):
         """Return the 64 bits of a variable; ``index`` is its number in the RPN program."""
 
     def set_variable(self, kind: typed_values.VariableKind, index: int, value: int) -> None:
-        """Set a variable."""
+        """Store 64 bits in a variable; ``index`` is its number in the RPN program."""
 
     def table_value(self, table: int, key: bytes) -> int:
-        """Return the number in the entry of a key, 0 if there is no entry."""
+        """Return the number that a table, by its number, has for a key; 0 if it has none."""
 
     def table_kept(self, table: int, key: bytes) -> bytes:
         """Return the string or call stack in the entry of a key, in memory layout; zeros if there is no entry."""
 
     def tally(self, table: int, key: bytes, value: int) -> None:
-        """Update the entry of a key with a signed number by the table's kind of value; create a missing entry."""
+        """
+        Update a table's value for a key with a signed number: count, add, minimum, by the table's kind.
+
+        A missing value is created.
+        """
 
     def keep(self, table: int, key: bytes, value: bytes) -> None:
         """Store a string or call stack, in memory layout, in the entry of a key."""
@@ -62,13 +66,13 @@ class ToolHost(Protocol):
         """Print the contents of a file."""
 
     def print(self, template: str, data: bytes) -> None:
-        """Print the bytes of a record as the template formats them."""
+        """Print ``data``, the bytes of a record's items, as ``template`` formats them."""
 
     def quit(self) -> None:
-        """Request the end of the run."""
+        """Request the end of the run, as ``exit()`` in a block does."""
 
     def system(self, name: str) -> int:
-        """Return ``pid``, ``tid``, ``uid``, ``procid`` or ``time`` of the tool."""
+        """Return ``pid``, ``tid``, ``uid``, ``procid`` or ``time``, by name, for the process of the tool itself."""
 
 
 NAME = "dprobes"
@@ -93,7 +97,11 @@ _WIDE_WORD = (1 << _WIDE_BITS) - 1
 
 
 class ToolError(Exception):
-    """The exception that ended a block; ``code`` is its code, and ``span`` its place."""
+    """
+    An exception of the language, such as a division by 0, that ended a block of the tool.
+
+    ``code`` is its code, ``span`` the statement that raised it.
+    """
 
     def __init__(self, code: ExceptionCode, message: str) -> None:
         super().__init__(message)
@@ -108,7 +116,7 @@ class _JumpError(Exception):
 
 
 class _EndError(Exception):
-    """The end of a block."""
+    """Raised by ``exit()`` to end the execution of a block."""
 
 
 class _ResultError(Exception):
@@ -121,7 +129,7 @@ def _is_text(found: bytes, text: str, *, is_prefix: bool) -> int:
 
 
 class ToolInterpreter:
-    """An interpreter of the blocks of a program."""
+    """An interpreter of a program's ``begin``, ``every`` and ``end`` blocks, which act on ``host``."""
 
     def __init__(self, program: ToolProgram, host: ToolHost) -> None:
         self._program = program
@@ -138,7 +146,11 @@ class ToolInterpreter:
 
 
 class _Frame:
-    """A block or a call of a function, with its variables; ``jumps`` counts the jumps of the whole block."""
+    """
+    The variables of a block or of a call of a function, and their execution.
+
+    ``jumps`` counts those of the whole block.
+    """
 
     def __init__(
         self,
@@ -260,7 +272,7 @@ class _Frame:
     # Values
 
     def value(self, value: typed_values.Value) -> int:
-        """Return a value in the range of its type."""
+        """Compute a value, with its side effects, and return it in the range of its type."""
         host = self._host
         match value:
             case typed_values.Constant(number):
@@ -399,17 +411,17 @@ class _Frame:
         return (self.value(item) & ((1 << 8 * size) - 1)).to_bytes(size, "little")
 
     def _kept(self, kept: typed_values.Kept) -> bytes:
-        """Return the bytes of a kept value in a table."""
+        """Return the bytes that a table has for the keys of ``kept``: a string or call stack, padded with zeros."""
         return self._host.table_kept(self._numbers[kept.table], self._key(kept.keys))
 
     def _stack_item(self, found: bytes) -> bytes:
-        """Return a call stack from a table as an item of a record."""
+        """Return a call stack, ``found`` in a table, as an item of a record: token, number of frames, addresses."""
         words, size = found.rstrip(b"\0"), self._program.word_size
         count = -(-len(words) // size)
         return bytes([Token.KERNEL_STACK]) + count.to_bytes(2, "little") + words.ljust(size * count, b"\0")
 
     def _in_memory(self, value: typed_values.Literal | typed_values.CommName | typed_values.Kept) -> bytes:
-        """Return the bytes of a string or call stack in a table."""
+        """Return a string or call stack as a table stores it: padded with zeros to the size of the key or value."""
         match value:
             case typed_values.Literal(text, limit):
                 return text.encode().ljust((limit // 8 + 1) * 8, b"\0")

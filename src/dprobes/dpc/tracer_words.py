@@ -211,7 +211,11 @@ _CALLS = {
 
 
 def place_hint(word: str) -> tuple[str, str] | None:
-    """Return the first word of another tracer's place, and the equivalent place; None for other places."""
+    """
+    Return (word, place) for a place of another tracer: its first word, and the equivalent place.
+
+    Return None for other words.
+    """
     kind, *rest = word.split(":")
     if (ours := _rewritten(word, _DTRACE)) is not None:
         return kind, ours
@@ -226,7 +230,11 @@ def place_hint(word: str) -> tuple[str, str] | None:
 
 
 def _rewritten(word: str, table: Iterable[tuple[str, str]]) -> str | None:
-    """Return the equivalent of a place by the first matching row; None if there is none."""
+    """
+    Return a place translated by the first row (pattern, replacement) of ``table`` that matches it.
+
+    Return None if none does.
+    """
     for pattern, ours in table:
         if (match := re.fullmatch(pattern, word)) is not None:
             return match.expand(ours)
@@ -234,19 +242,27 @@ def _rewritten(word: str, table: Iterable[tuple[str, str]]) -> str | None:
 
 
 def prefix_hint(word: str, place: str) -> str | None:
-    """Return the equivalent of a place with another tracer's word before it; None for other words."""
+    """
+    Return the equivalent of ``word place``, such as ``kprobe vfs_read``.
+
+    Return None if ``word`` is no word of other tracers.
+    """
     if (before := _PREFIXES.get(word)) is None or not place:
         return None
     return (place_of_systemtap(place) if word == "probe" else None) or f"{before}{place}"
 
 
 def place_of_systemtap(written: str) -> str | None:
-    """Return the equivalent of a SystemTap point; None for other points."""
+    """Return the equivalent of a SystemTap probe point such as ``kernel.function("vfs_read")``; None for other text."""
     return _rewritten(written.strip(), _SYSTEMTAP)
 
 
 def operator_hint(word: str) -> str | None:
-    """Return a hint for a word in the place of an operator; None for other words."""
+    """
+    Return a hint for a word of other languages, such as ``and``, where an operator is expected.
+
+    Return None for other words.
+    """
     return _OPERATORS.get(word)
 
 

@@ -115,7 +115,7 @@ def ranges_of(entry: Entry) -> Sequence[AddressRange]:
 
 
 def covers(entry: Entry, address: int) -> bool:
-    """Return whether an entry covers a link address."""
+    """Return whether the ranges of an entry, such as a function's or a block's, contain a link address."""
     return any(start <= address < end for start, end in ranges_of(entry))
 
 
@@ -158,7 +158,11 @@ def list_offset(unit: Unit, name: str, attribute: int, index: int) -> int:
 
 
 class ListedExpression(NamedTuple):
-    """An expression for the link addresses from ``start`` to ``end`` (excluded), or for all others (``start`` None)."""
+    """
+    An entry of a location list: the DWARF expression for addresses from ``start`` to ``end`` (excluded).
+
+    ``start`` is None for the expression of all other addresses.
+    """
 
     start: int | None
     end: int

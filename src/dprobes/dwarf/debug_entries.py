@@ -52,7 +52,7 @@ _DEPTH_MAX = 512
 
 
 class EntryFile(Protocol):
-    """The interface of a file that entries use."""
+    """The interface of a file with debug information, as units and entries read it."""
 
     @property
     def elf(self) -> ElfFile:
@@ -63,7 +63,7 @@ class EntryFile(Protocol):
         """The file of the entries that several files share (dwz); raise ``TargetError`` if it is missing."""
 
     def malformed(self, detail: str) -> NoReturn:
-        """Raise ``TargetError`` for malformed debug information."""
+        """Raise ``TargetError`` for malformed debug information; ``detail`` completes the message."""
 
     def section(self, name: str) -> SectionBytes:
         """Return a section, decompressed; an empty one if it is missing."""
@@ -76,22 +76,26 @@ class EntryFile(Protocol):
         """
 
     def shapes_at(self, offset: int, sizes: FormSizes) -> Shapes:
-        """Return the shapes at an offset of their section."""
+        """
+        Return the abbreviation declarations at an offset of ``.debug_abbrev``.
+
+        ``sizes`` are those of the unit's forms.
+        """
 
     def entry_at(self, offset: int) -> Entry:
         """Return the entry at an offset of ``.debug_info``."""
 
     def type_of_signature(self, signature: int) -> Entry:
-        """Return the type whose type unit has a signature."""
+        """Return the entry of the type whose type unit has this 64-bit signature (DW_FORM_ref_sig8)."""
 
     def text_at(self, name: str, offset: int) -> str:
         """Return the NUL-terminated string at an offset of a section."""
 
     def indexed_text(self, unit: Unit, index: int) -> str:
-        """Return a string of a unit by its index."""
+        """Return a unit's string by its index in ``.debug_str_offsets``."""
 
     def indexed_address(self, unit: Unit, index: int) -> int:
-        """Return a link address of a unit by its index."""
+        """Return a unit's link address by its index in ``.debug_addr``."""
 
 
 _LONG = 0xFFFFFFFF
@@ -184,7 +188,7 @@ class Unit:
         return found
 
     def entry_or_end(self, offset: int) -> Entry | None:
-        """Return the entry at an offset of the section; None if a list of children ends there."""
+        """Return the entry at an offset of the section; None for the null entry that ends a list of children."""
         if not self._first <= offset < self.end:
             self.file.malformed(f"an entry at {offset:#x} is outside of its unit")
         return Entry.at(self, offset)
@@ -222,7 +226,7 @@ class Unit:
 
 class Entry:
     """
-    An entry at ``offset`` of its unit's section.
+    A debugging information entry (DIE) at ``offset`` of its unit's section.
 
     Attributes are numbers of ``At``. An attribute that is missing, or is not of the requested class, is None.
     """
@@ -238,7 +242,7 @@ class Entry:
 
     @classmethod
     def at(cls, unit: Unit, offset: int) -> Entry | None:
-        """Return the entry at an offset; None if a list of children ends there."""
+        """Return the entry at an offset of the unit's section; None for the null entry that ends a list of children."""
         try:
             code, position = unsigned_at(unit.section.data, unit.section.start + offset)
             return cls(unit, offset, unit.shapes[code], position) if code else None
@@ -289,7 +293,7 @@ class Entry:
 
     def number(self, attribute: int) -> int | None:
         """
-        Return a constant; None if the attribute is missing or of another class.
+        Return the value of an attribute of class constant; None if it is missing or of another class.
 
         The forms ``data1`` to ``data8``, which do not state a sign, are read as unsigned.
         """
@@ -298,7 +302,7 @@ class Entry:
 
     def signed(self, attribute: int) -> int | None:
         """
-        Return a constant; None if the attribute is missing or of another class.
+        Return the value of an attribute of class constant; None if it is missing or of another class.
 
         The forms ``data1`` to ``data8`` are read as signed numbers of their size.
         """
@@ -311,12 +315,12 @@ class Entry:
         return value - (1 << bits) if value >> (bits - 1) else value
 
     def flag(self, attribute: int) -> bool:
-        """Return whether a flag is set; False without the attribute."""
+        """Return the value of an attribute of class flag; False if the entry lacks it."""
         form, value = self.attributes.get(attribute, (0, 0))
         return form == Form.FLAG_PRESENT or (form == Form.FLAG and value != 0)
 
     def block(self, attribute: int) -> bytes | None:
-        """Return a DWARF expression or another block of bytes; None if the attribute is missing or of another class."""
+        """Return the bytes of an attribute of class exprloc or block; None if it is missing or of another class."""
         value = self.attributes.get(attribute, (0, 0))[1]
         return value if isinstance(value, bytes) else None
 
@@ -336,7 +340,11 @@ class Entry:
         return value if form in (Form.RNGLISTX, Form.LOCLISTX) and isinstance(value, int) else None
 
     def text(self, attribute: int) -> str | None:
-        """Return a string, from the entry or a section of strings; None if the attribute is missing or no string."""
+        """
+        Return the string of an attribute, from the entry or a string section.
+
+        Return None if it is missing or not a string.
+        """
         form, value = self.attributes.get(attribute, (0, 0))
         if isinstance(value, str):
             return value
@@ -355,7 +363,7 @@ class Entry:
         return None
 
     def address(self, attribute: int) -> int | None:
-        """Return a link address; None if the attribute is missing or of another class."""
+        """Return the link address of an attribute of class address; None if it is missing or of another class."""
         form, value = self.attributes.get(attribute, (0, 0))
         if not isinstance(value, int):
             return None
@@ -364,7 +372,11 @@ class Entry:
         return self.unit.file.indexed_address(self.unit, value) if form in INDEXED_ADDRESSES else None
 
     def reference(self, attribute: int) -> Entry | None:
-        """Return the entry that an attribute refers to; None if the attribute is missing or no reference."""
+        """
+        Return the entry to which an attribute of class reference refers.
+
+        Return None if it is missing or of another class.
+        """
         form, value = self.attributes.get(attribute, (0, 0))
         if not isinstance(value, int) or not form:
             return None
@@ -432,7 +444,7 @@ class Entry:
         return self.shape.has_children
 
     def children(self) -> Iterator[Entry]:
-        """Iterate over the children."""
+        """Iterate over the children of the entry, without their descendants."""
         if not self.shape.has_children:
             return
         unit = self.unit

@@ -93,7 +93,7 @@ NOT_THERE = "put the .dwo files or their .dwp package where the program is, or c
 
 
 def number_of(unit: Unit) -> int | None:
-    """Return the dwo_id that both parts of a unit have; None if it has none."""
+    """Return the dwo_id that a skeleton unit and its split unit share; None if the unit has none."""
     if unit.sizes.version >= 5:
         return unit.signature if unit.kind in (UnitKind.SKELETON, UnitKind.SPLIT_COMPILE) else None
     number = unit.root.number(At.GNU_DWO_ID)
@@ -204,7 +204,7 @@ class DebugFile:
         """The section offsets of the units whose headers were read so far, and of the unit after them."""
 
     def malformed(self, detail: str) -> NoReturn:
-        """Raise ``TargetError`` for malformed debug information."""
+        """Raise ``TargetError`` for malformed debug information; ``detail`` completes the message."""
         raise TargetError(
             f"'{self.elf.path}' has malformed debug information: {detail}",
             hint="declare what the program needs: then nothing is read of it",
@@ -326,7 +326,7 @@ class DebugFile:
             offset = self._start_of(number)
 
     def _start_of(self, number: int) -> int:
-        """Return the start of a unit by its number; the end of the section after the last one."""
+        """Return the offset of the unit with this number, counted from 0; the section's end after the last one."""
         size, starts = self._source(".debug_info").size, self._starts
         while len(starts) <= number and starts[-1] < size:
             self._pass(starts)
@@ -384,7 +384,7 @@ class DebugFile:
         return None
 
     def type_of_signature(self, signature: int) -> Entry:
-        """Return the type whose type unit has a signature."""
+        """Return the entry of the type whose type unit has this 64-bit signature (DW_FORM_ref_sig8)."""
         unit = self._type_units.get(signature) or self._packaged_type(signature)
         if unit is None:
             self.malformed(f"there is no type with the signature {signature:#x}")
@@ -416,7 +416,11 @@ class DebugFile:
     # Interface for units and entries
 
     def shapes_at(self, offset: int, sizes: FormSizes) -> Shapes:
-        """Return the shapes at an offset of their section."""
+        """
+        Return the abbreviation declarations at an offset of ``.debug_abbrev``.
+
+        ``sizes`` are those of the unit's forms.
+        """
         key = (offset, sizes)
         if key not in self._shapes:
             try:
@@ -434,7 +438,7 @@ class DebugFile:
             self.malformed(f"there is no text at {offset:#x} of {name}")
 
     def indexed_text(self, unit: Unit, index: int) -> str:
-        """Return a string of a unit by its index."""
+        """Return a unit's string by its index in ``.debug_str_offsets``."""
         size = unit.sizes.offset
         base = unit.base(At.STR_OFFSETS_BASE)
         if base is None:
@@ -443,7 +447,7 @@ class DebugFile:
         return self.text_at(".debug_str", self._number(".debug_str_offsets", base + index * size, size))
 
     def indexed_address(self, unit: Unit, index: int) -> int:
-        """Return a link address of a unit by its index."""
+        """Return a unit's link address by its index in ``.debug_addr``."""
         base = unit.base(At.ADDR_BASE, At.GNU_ADDR_BASE)
         if base is None:
             self.malformed(f"the unit at {unit.offset:#x} has no addresses by their numbers")

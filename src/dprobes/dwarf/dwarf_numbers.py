@@ -8,7 +8,7 @@ __all__ = ["At", "Encoding", "Form", "Tag", "UnitKind"]
 
 
 class Tag:
-    """Tags of entries."""
+    """Tags of debugging information entries (DW_TAG_*)."""
 
     ARRAY_TYPE: Final = 0x01
     CLASS_TYPE: Final = 0x02
@@ -42,7 +42,7 @@ class Tag:
 
 
 class At:
-    """Attributes of entries."""
+    """Attributes of debugging information entries (DW_AT_*)."""
 
     SIBLING: Final = 0x01
     LOCATION: Final = 0x02
@@ -94,7 +94,7 @@ class At:
 
 
 class Form:
-    """Encodings of attributes."""
+    """Encodings of attributes' values (DW_FORM_*)."""
 
     ADDR: Final = 0x01
     BLOCK2: Final = 0x03
@@ -146,7 +146,7 @@ class Form:
 
 
 class UnitKind:
-    """Kinds of units of DWARF 5."""
+    """Kinds of units in the headers of DWARF 5 (DW_UT_*)."""
 
     COMPILE: Final = 1
     TYPE: Final = 2
@@ -156,7 +156,7 @@ class UnitKind:
 
 
 class Encoding:
-    """Encodings of base types."""
+    """Encodings of base types (DW_ATE_*)."""
 
     ADDRESS: Final = 0x01
     BOOLEAN: Final = 0x02

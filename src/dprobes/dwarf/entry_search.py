@@ -68,7 +68,7 @@ def plausible_places(unit: Unit, places: Sequence[int], tags: Collection[int], *
 
 
 def _only_declares(shape: EntryShape) -> bool:
-    """Return whether entries only declare something, or are variables of functions without a fixed location."""
+    """Return whether entries of this shape are declarations, or variables of functions without a fixed location."""
     if shape.has(At.DECLARATION):
         return True
     if shape.tag != Tag.VARIABLE or shape.has(At.CONST_VALUE) or shape.has(At.SPECIFICATION):
@@ -91,7 +91,11 @@ _LONGEST = 64
 
 
 def _begins(before: bytes, heads: Iterable[tuple[int, set[bytes]]]) -> bool:
-    """Return whether one of the ``heads``, (distance, codes), has a code at its distance before a name."""
+    """
+    Return whether the bytes ``before`` a name may be the start of an entry with a suitable abbreviation code.
+
+    ``heads`` are (distance, codes): the possible codes, encoded, and their distance in bytes from the name.
+    """
     for distance, codes in heads:
         if distance > _LONGEST or any(before[-distance:].startswith(code) for code in codes):
             return True
@@ -112,7 +116,7 @@ def _distance(shape: EntryShape, sizes: FormSizes) -> int | None:
 
 
 def _unsigned(number: int) -> bytes:
-    """Return a number as unsigned LEB128."""
+    """Return a number encoded as unsigned LEB128."""
     found = bytearray()
     while number > 0x7F:
         found.append(number & 0x7F | 0x80)
@@ -193,7 +197,11 @@ def strings_with(file: DebugFile, beginning: bytes) -> set[bytes]:
 def _units_referring(
     file: DebugFile, whole: Sequence[int], tails: Sequence[int]
 ) -> Iterator[tuple[Unit, Sequence[int]]]:
-    """Iterate over the units with one of the offsets ``whole``, or else of the ``tails``, the likeliest first."""
+    """
+    Iterate over the units that refer to a string at one of the offsets ``whole``, or else ``tails``, with the places.
+
+    The likeliest units come first.
+    """
     section = file.section(".debug_info")
     for offset in whole:
         yield from _units_of(file, _places(section, _packed(file, offset)))
@@ -213,7 +221,7 @@ def _units_referring(
 
 
 def _refers(unit: Unit, place: int, offset: int) -> bool:
-    """Return whether the entry around a place of a unit refers to a string at an offset."""
+    """Return whether an entry around ``place`` of a unit has a string attribute with the string offset ``offset``."""
     entry: Entry | None = unit.root
     while entry is not None:
         if any(form in _TEXT_FORMS and value == offset for form, value in entry.attributes.values()):
@@ -228,7 +236,11 @@ def entry_around(parent: Entry, place: int) -> Entry | None:
 
 
 def may_have(places: Sequence[int] | None, entry: Entry) -> bool:
-    """Return whether one of ``places`` is in an entry or its descendants; True if ``places`` is None, for unknown."""
+    """
+    Return whether an entry or its descendants are at one of ``places``, offsets at which a name may be.
+
+    None as ``places`` means that these are unknown: return True.
+    """
     if places is None:
         return True
     number = bisect_left(places, entry.offset)
@@ -244,7 +256,11 @@ def references_to(file: DebugFile, entry: Entry) -> Iterator[int]:
 def _units_of(
     file: DebugFile, places_of_file: Iterable[int], *, skip_indexed: bool = True
 ) -> Iterator[tuple[Unit, Sequence[int]]]:
-    """Iterate over the units of places, with the places; ``skip_indexed`` omits units with indexed strings."""
+    """
+    Iterate over the units of a file that contain some of the offsets ``places_of_file``, each with these offsets.
+
+    ``skip_indexed`` omits units whose strings are found by an index.
+    """
     unit: Unit | None = None
     places: list[int] = []
     for place in places_of_file:
@@ -295,7 +311,7 @@ def _places(section: SectionBytes, needle: bytes, limit: int = _PLACES_MAX) -> I
 
 
 def _places_of_any(section: SectionBytes, needles: Sequence[bytes]) -> Iterator[int]:
-    """Iterate over the offsets of any of several byte strings in a section, in one pass."""
+    """Iterate over the offsets at which one of the byte strings ``needles`` is in a section, found in one pass."""
     pattern = re.compile(b"(?=" + b"|".join(map(re.escape, needles)) + b")", re.DOTALL)
     found = pattern.finditer(section.data, section.start, section.end)
     for match, _ in zip(found, range(_PLACES_MAX), strict=False):
@@ -405,7 +421,11 @@ def _in_unit(
 
 
 class _Search:
-    """A search for a name in a unit; ``places`` are the possible references to it, None if unknown."""
+    """
+    A search for the entries with a name in a unit.
+
+    ``places`` are the offsets at which the name, or a reference to it, may be; None if they are unknown.
+    """
 
     def __init__(self, name: str, tags: Collection[int], places: Sequence[int] | None, *, is_c: bool) -> None:
         self._name = name
@@ -507,7 +527,7 @@ def _signatures_in(parent: Entry) -> Iterator[int]:
 
 
 def is_c(unit: Unit) -> bool:
-    """Return whether a unit is in C, where functions are not declared apart from their definitions."""
+    """Return whether a unit's language is C, in which a definition needs no declaration with another entry."""
     return unit.root.number(At.LANGUAGE) in _C_LANGUAGES
 
 
@@ -517,7 +537,7 @@ _CALLS_DEPTH_MAX = 128
 
 class InlinedCall(NamedTuple):
     """
-    A call that was inlined: ``entry`` is the call's, ``function`` the entry of the function with the code.
+    A call that was inlined: ``entry`` is its DW_TAG_inlined_subroutine, ``function`` the function that contains it.
 
     ``depth`` is the number of inlined calls around it.
     """
@@ -587,7 +607,11 @@ def _is_elsewhere(function: Entry) -> bool:
 
 
 class _CallSearch:
-    """A search for calls of a function; ``places`` are the possible references to it, None if unknown."""
+    """
+    A search for the inlined calls of a function in a unit.
+
+    ``places`` are the offsets at which a reference to the function may be; None if they are unknown.
+    """
 
     def __init__(self, abstract: Entry, places: Sequence[int] | None) -> None:
         self._abstract = abstract

@@ -76,7 +76,7 @@ _OFFSETS = frozenset(
 
 
 class FormSizes(NamedTuple):
-    """The facts in a unit's header that sizes of forms depend on: ``address`` and ``offset`` are sizes in bytes."""
+    """Sizes in bytes, from a unit's header, that the sizes of forms depend on: of an address and of an offset."""
 
     address: int
     offset: int
@@ -106,7 +106,7 @@ class AttributeShape(NamedTuple):
 
 class EntryShape(NamedTuple):
     """
-    The tag and attributes of entries with one abbreviation code.
+    An abbreviation declaration: the tag and attributes of all entries with its code.
 
     ``steps`` skip all attributes. ``sibling`` is the number of bytes before the reference to the next sibling, whose
     form is ``sibling_form``; it is None if there is no such reference, or the number varies.
@@ -126,7 +126,7 @@ class EntryShape(NamedTuple):
 
 class Shapes(dict[int, EntryShape]):
     """
-    The shapes of a unit by their codes, parsed on demand: most units have hundreds, and few are used.
+    The abbreviation declarations of a unit by code, parsed on demand: most units have hundreds, and few are used.
 
     Access raises KeyError for a missing code, IndexError or ValueError for a malformed shape.
     """

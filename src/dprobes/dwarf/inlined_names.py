@@ -27,7 +27,7 @@ _CALLS_MAX = 4096
 
 @dataclass(slots=True)
 class _Known:
-    """The debug information of a module, None if it has none, and the time in seconds that reading it took so far."""
+    """A module's debug information, None if it has none, with the seconds that reading it has taken so far."""
 
     file: DebugFile | None
     seconds: float

@@ -309,7 +309,7 @@ def addresses_of_lines(sections: LineSections, path: str, first: int, last: int)
 
 
 class _Statements:
-    """A collector of the statements of lines ``first`` to ``last`` (included) of a source file."""
+    """A collector of the instructions at which statements of the lines ``first`` to ``last`` (included) begin."""
 
     def __init__(self, path: str, first: int, last: int) -> None:
         self._path = path
@@ -322,7 +322,7 @@ class _Statements:
         self._lines: set[int] = set()
 
     def look_in(self, program: LineProgram) -> None:
-        """Add the statements of the file's requested lines that a unit's line table has."""
+        """Add the statements of the requested lines from one unit's line table."""
         files = {number for number, each in enumerate(program.files) if _ends_with(each, self._path)}
         before: LineRow | None = None
         for row in program.rows() if files else ():
@@ -337,7 +337,7 @@ class _Statements:
             before = None if row.ends else row
 
     def by_line(self) -> dict[int, list[int]]:
-        """Return the addresses by line; raise ``TargetError`` if there are none."""
+        """Return the link addresses of the collected statements by line; raise ``TargetError`` if there are none."""
         path, first, last = self._path, self._first, self._last
         if not self._lines:
             raise TargetError(f"no source file '{path}' is known to the debug information")
@@ -356,12 +356,12 @@ class _Statements:
 
 
 def _ends_with(path: str, end: str) -> bool:
-    """Return whether a path is ``end``, or ends with its parts."""
+    """Return whether the last parts of a path are ``end``: ``lib/a.c`` ends with ``a.c``, but not with ``.c``."""
     return path == end or path.endswith(f"/{end}")
 
 
 def _normal(path: str) -> str:
-    """Return a path without ``.``, ``..`` and double slashes: units name the same header in several ways."""
+    """Return a path without ``.``, ``..`` and double slashes, so that different spellings of a file are equal."""
     parts: list[str] = []
     for part in path.split("/"):
         if part == ".." and parts and parts[-1] not in ("", ".."):

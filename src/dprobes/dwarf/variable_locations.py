@@ -62,7 +62,7 @@ def location_of(expression: bytes, unit: Unit, frame: Frame) -> Location:
 
 
 def _expressible(unit: Unit, frame: Frame) -> Expressible:
-    """Return the context for expressions of a unit."""
+    """Return the context in which the expressions of a unit are evaluated at an instruction, ``frame``."""
     word, file = unit.sizes.address, unit.file
 
     def memory(address: Node, size: int) -> Node:
@@ -100,7 +100,11 @@ def _expressible(unit: Unit, frame: Frame) -> Expressible:
 
 
 def _node_of(place: Location) -> Node:
-    """Return the node for the address of a location in memory, or for the content of a register."""
+    """
+    Return the address of a location in memory, or the content of a register, for use in another expression.
+
+    Raise ``NowhereError`` if the location is unavailable, ValueError for any other kind.
+    """
     match place:
         case InMemory(node):
             return node
@@ -127,7 +131,7 @@ def frame_at(function: Entry | None, address: int, entry: int | None) -> Frame:
 
 
 def is_listed(variable: Entry) -> bool:
-    """Return whether a variable has several locations, which depend on the instruction."""
+    """Return whether a variable has a location list, which gives different locations for different instructions."""
     return variable.offset_in_section(At.LOCATION) is not None or variable.index_in_lists(At.LOCATION) is not None
 
 
@@ -135,7 +139,7 @@ def location_at(variable: Entry, frame: Frame) -> Location:
     """
     Return the location of a variable at an instruction, or its constant value.
 
-    Raise ``TargetError`` if unreadable.
+    Raise ``TargetError`` if the debug information is malformed.
     """
     for each in variable.origins():
         if each.has(At.LOCATION):
@@ -171,7 +175,11 @@ def _expression_at(entry: Entry, attribute: int, frame: Frame) -> Location:
 
 
 def _chosen(entry: Entry, attribute: int, address: int) -> bytes | None:
-    """Return the expression that a location list has for a link address, or its default; None without either."""
+    """
+    Return the DWARF expression of a location list that applies to a link address, or the list's default.
+
+    Return None without.
+    """
     otherwise = None
     for start, end, expression in listed_expressions(entry, attribute) or ():
         if start is None:

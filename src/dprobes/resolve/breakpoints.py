@@ -160,9 +160,9 @@ _LISTED = 4
 
 def told_of_inlining(module: Module, name: str, error: TargetError) -> TargetError:
     """
-    Return an error for a missing symbol that lists the places where the function was inlined.
+    Return the error for a missing symbol with the places where the function was inlined, from debug information.
 
-    Return ``error`` if there are none.
+    Return ``error`` itself if there are none.
     """
     if module.symbols.lookup(name) or module.symbols.imports(name):
         return error
@@ -181,7 +181,11 @@ def told_of_inlining(module: Module, name: str, error: TargetError) -> TargetErr
 
 
 def inlined_places(module: Module, name: str) -> list[str]:
-    """Return the places of a function's inlined calls; raise ``TargetError`` if the debug information is damaged."""
+    """
+    Return the places of a function's inlined calls, ``FUNCTION+0x4``, in order of addresses.
+
+    Raise ``TargetError`` if the debug information is damaged.
+    """
     from dprobes.dwarf.debug_file import debug_file_of
     from dprobes.dwarf.entry_search import inlined_calls_of
 
@@ -199,7 +203,7 @@ def inlined_places(module: Module, name: str) -> list[str]:
 
 
 def _written(path: Path) -> str:
-    """Return a path as it is written in a probepoint of DProbes C."""
+    """Return a source file's path in the syntax of a probepoint in DProbes C."""
     return str(path) if re.fullmatch(r"[\w./+-]+", str(path)) else f'"{path}"'
 
 
@@ -261,7 +265,7 @@ def _check_unique(probe: Probepoint, earlier: _Places, diagnostics: Diagnostics)
 
 
 def _exits_difference(module: Module, exits: Exits) -> str:
-    """Return the difference of a function's first exit from what the compiled program expects there; "" for none."""
+    """Return, for messages, how a function's exit differs from the code in the compiled program; "" if none does."""
     for leaving in exits.exits:
         if (difference := module.difference_at(leaving.offset)) is not None:
             return f"at offset {leaving.offset:#x}, where it is left: {difference}"
@@ -278,7 +282,7 @@ def _warn_of_mismatch(diagnostics: Diagnostics, span: Span | None, difference: s
 
 @dataclass(slots=True)
 class _Matches:
-    """The probepoints of a definition whose place is a pattern."""
+    """A look-up of the probepoints of one definition whose place is a pattern of function names."""
 
     number: int
     definition: ProbeDefinition
@@ -322,7 +326,7 @@ class _Matches:
         self.names = [name for name, _ in refused]
 
     def check(self, diagnostics: Diagnostics) -> None:
-        """Add an error if no match has a probepoint, and a warning if one has unexpected code."""
+        """Add an error if no match of the pattern has a probepoint, and a warning if one has unexpected code."""
         if self.mismatches:
             name, difference = self.mismatches[0]
             more = f"; and {len(self.mismatches) - 1} more" if len(self.mismatches) > 1 else ""
@@ -365,7 +369,7 @@ class _Matches:
 
 @dataclass(slots=True)
 class _Resolver:
-    """The probepoint of a definition with a written place."""
+    """A look-up of the probepoint of one definition whose place is a symbol or an offset, not a pattern."""
 
     program: Program
     number: int
@@ -486,7 +490,11 @@ class _Resolver:
         return decoded
 
     def _is_vouched_for(self, decoded: DecodedInstruction) -> bool:
-        """Return whether 'opcode' confirms code at a place where no function is known; add a warning or an error."""
+        """
+        Return whether the program's ``opcode =`` confirms that there is code at a place where no function is known.
+
+        Add a warning if it does, else an error.
+        """
         what = f"no function is known at offset {decoded.offset:#x}"
         if self.definition.opcode is None:
             self.diagnostics.error(

@@ -126,7 +126,7 @@ def _request(program: Program, definition: ProbeDefinition, loops: LoopForm, sym
 
 
 def _placement(definition: ProbeDefinition, *, in_kernel: bool) -> Placement:
-    """Return the way in which a handler is called, for every kernel: ftrace, which some have, calls the same code."""
+    """Return how the kernel calls a handler's eBPF code (``Placement``), independent of the kernel's version."""
     location = definition.location
     if isinstance(location, Tracepoint):
         return Placement.TRACEPOINT

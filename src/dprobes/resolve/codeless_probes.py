@@ -186,7 +186,11 @@ class _Resolver:
 
 
 def _suggestion(access: Access, low: Expression, address: int, length: int) -> str:
-    """Return the statement for the widest range at or around the lower address that the processor can watch."""
+    """
+    Return the statement for a range that the processor can watch, the widest one at or around ``address``.
+
+    ``access`` and ``length`` are those requested, ``low`` the expression of the address as it is written.
+    """
     if access is Access.EXECUTE:
         return f"address = {low}"
     # The smallest block that contains the range, or the widest one with the same start.

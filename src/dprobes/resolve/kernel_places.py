@@ -552,7 +552,7 @@ def kernel_here(
 
 
 def _addresses(program: Program) -> Iterator[Span | None]:
-    """Iterate over the spans of addresses in code without a symbol in a program."""
+    """Iterate over the spans of the places in code that a program writes as an address without a symbol."""
     for definition in program.definitions:
         match definition.location:
             case Address(Expression(_, None)) if definition.watchpoint is None:
@@ -560,7 +560,7 @@ def _addresses(program: Program) -> Iterator[Span | None]:
 
 
 def _numbers(program: Program) -> Iterator[Span | None]:
-    """Iterate over the spans of offsets without a symbol in a program."""
+    """Iterate over the spans of the places in code that a program writes as an offset without a symbol."""
     for definition in program.definitions:
         match definition.location:
             case Offset(Expression(_, None)):

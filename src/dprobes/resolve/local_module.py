@@ -103,7 +103,7 @@ def resolve(
 
 
 def _events(program: Program, module: Module, diagnostics: Diagnostics, *, by_pages: bool) -> tuple[Probepoint, ...]:
-    """Return the watchpoints and samplers of a program, in this order."""
+    """Return the watchpoints, then the samplers of a program in a module, none of which change code."""
     if all(definition.is_in_code for definition in program.definitions):
         return ()
     from dprobes.resolve.codeless_probes import resolve_samplers, resolve_watchpoints
@@ -113,7 +113,12 @@ def _events(program: Program, module: Module, diagnostics: Diagnostics, *, by_pa
 
 
 def encode_for(program: Program, arch: Architecture, of_c: frozenset[int]) -> CodeImage:
-    """Return a program's encoded RPN; the handlers of the definitions ``of_c`` use C's argument registers."""
+    """
+    Return a program's handlers as encoded RPN for a processor.
+
+    The handlers of the definitions numbered ``of_c`` are in C functions: ``arg0`` and so on are C's registers, not
+    Go's.
+    """
     return encode(program, arch, dict.fromkeys(of_c, architecture(arch.name)))
 
 

@@ -186,7 +186,7 @@ def _is_right(program: Program, machine: str) -> bool:
 
 
 def needs_write(program: Program) -> bool:
-    """Return whether a program changes the memory or registers of its target, or stops it."""
+    """Return whether a program needs ``--allow-write``: it changes memory or registers of its target, or stops it."""
     if writing_instructions(program):
         return True
     if not calls_extensions(program):
@@ -261,7 +261,7 @@ def _is_file_of(path: Path, program: Program) -> bool:
 
 
 def selected(ppdf: Ppdf, program: Program, chosen: Program) -> Ppdf:
-    """Return a compiled file for ``chosen``, which has some of the definitions of ``program``; it carries no eBPF."""
+    """Return a compiled file, without eBPF code, for ``chosen``: some of the definitions of ``program``."""
     kept = [n for n, each in enumerate(program.definitions) if any(each is other for other in chosen.definitions)]
     numbers = {old: new for new, old in enumerate(kept)}
     builds = tuple(

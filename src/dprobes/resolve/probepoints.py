@@ -149,7 +149,7 @@ class WatchedMemory(NamedTuple):
 
 
 class SampleClock(NamedTuple):
-    """The clock of a sampler; ``frequency`` is in samples a second on each CPU."""
+    """The clock that causes a sampler's hits; ``frequency`` is in hits a second on each CPU."""
 
     frequency: int
 
@@ -264,7 +264,11 @@ def probepoint_in_code(
 
 
 def opcode_state(definition: ProbeDefinition, found: DecodedInstruction, diagnostics: Diagnostics) -> ProbeState:
-    """Return MISMATCH, with a warning, if 'opcode' differs from the first byte at a place; else COMPILED."""
+    """
+    Return MISMATCH, and add a warning, if ``opcode =`` differs from the first byte of the instruction ``found``.
+
+    Otherwise return COMPILED.
+    """
     expected = definition.opcode
     if expected is None or expected == found.opcode_byte:
         return ProbeState.COMPILED
@@ -341,7 +345,7 @@ def _place_of(module: str, probe: Probepoint, known: set[tuple[str, int, bool]])
 
 
 def with_files(source: RecordSource, probes: Iterable[Probepoint]) -> RecordSource:
-    """Return a copy of a record source that adds the files of probepoints in code, and their build IDs, if any."""
+    """Return a copy of a record source with the files, and any build IDs, of the probepoints in code."""
     build_ids, paths = dict.fromkeys(source.build_ids), dict.fromkeys(source.paths)
     for path in dict.fromkeys(probe.path for probe in probes if probe.is_in_code):
         paths[path] = None

@@ -106,7 +106,7 @@ class _Resolver:
         self._diagnostics.warning(self._span, f"{left_out[0].name} is left out, because {left_out[0].reason}{more}")
 
     def _where(self, site: UsdtSite, *, is_alone: bool) -> str:
-        """Return the name of a site in messages: the probe's name, and unless ``is_alone`` the site's place."""
+        """Return a site's name in messages: its probe's and, unless it ``is_alone``, also its place in the code."""
         if is_alone or site.offset is None:
             return f"usdt:{site.probe}"
         symbol = self._module.symbol_at(site.offset)

@@ -189,9 +189,10 @@ class Btf:
 
     def signature(self, function: str) -> Signature | None:
         """
-        Return the signature of a function; None if it has variable arguments, or one of unknown size.
+        Return how many words a function's arguments take, and whether it returns a word.
 
-        Raise ``TargetError`` if the function does not exist.
+        Return None if it has variable arguments, or one of unknown size. Raise ``TargetError`` if the function does not
+        exist.
         """
         words = 0
         for _, number in self.parameters(function):
@@ -223,14 +224,14 @@ class Btf:
         return self._words[self._prototype(function) + 2]
 
     def _prototype(self, function: str) -> int:
-        """Return the index of the first word of a function's prototype, which has its parameters."""
+        """Return the index of the first word of the BTF_KIND_FUNC_PROTO of a function, by the function's name."""
         number = self.target(self.find(Kind.FUNC, function))
         if self.kind(number) is not Kind.FUNC_PROTO:
             raise FormatError(f"the type {number} of the function '{function}' is a {self.kind(number).name}")
         return self._begin(number)
 
     def name(self, number: int) -> str:
-        """Return the name of a type; "" for a type without one."""
+        """Return the name of the type with the id ``number``, "" for a type without one."""
         return self._string(self._words[self._begin(number)])
 
     def target(self, number: int) -> int:
@@ -287,7 +288,7 @@ class Btf:
             place = self._data.find(text, place + 1, self._strings_end)
 
     def value_type(self, number: int) -> ValueType:
-        """Return kind, size and signedness of the values of a type, without typedefs and qualifiers."""
+        """Return kind, size and signedness of the type with the id ``number``, after its typedefs and qualifiers."""
         number = self._unwrapped(number)
         if not number:
             return ValueType(Kind.FWD, 0, False, 0)
@@ -303,7 +304,7 @@ class Btf:
         return ValueType(kind, word if kind in COMPOSITES else 0, False, 0)
 
     def member(self, number: int, name: str) -> Member | None:
-        """Return a member of a structure or union; None if it has no such member, or is another type."""
+        """Return the member ``name`` of the structure or union with the type id ``number``; None if there is none."""
         return self._member(number, name, set(), 0)
 
     def type_name(self, number: int, depth: int = 0) -> str:
@@ -378,7 +379,7 @@ class Btf:
         return self._data[start:end].decode("utf-8", "replace")
 
     def kind(self, number: int) -> Kind:
-        """Return the kind of a type."""
+        """Return the kind of the type with the id ``number``."""
         return Kind(self._words[self._begin(number) + 1] >> 24 & 0x1F)
 
     def _begin(self, number: int) -> int:
@@ -420,7 +421,11 @@ class Btf:
 
 
 def _check_end(number: int, depth: int) -> None:
-    """Raise ``FormatError`` if a chain of types is too long."""
+    """
+    Raise ``FormatError`` if ``depth``, the length of a chain of types, exceeds the limit.
+
+    ``number`` is the last id.
+    """
     if depth > _CHAIN_MAX:
         raise FormatError(f"type {number} of BTF is one of a row that does not end")
 

@@ -30,7 +30,7 @@ __all__ = ["CarriedBuild", "CarriedPlace", "CarriedSymbols", "NeededSymbols", "O
 @dataclass(frozen=True, slots=True)
 class CarriedPlace:
     """
-    The instruction at a file offset; ``where`` is the name of the place in messages.
+    The bytes that a compiled program expects at a file offset, an instruction; ``where`` is its name in messages.
 
     ``definition`` is the number of its probe definition. With ``is_exit``, the instruction leaves the function whose
     return is probed.
@@ -123,7 +123,7 @@ class CarriedSymbols:
 
 
 class _Listed(ListedSymbols):
-    """Listed symbols; those without a type count as code, as in the symbol table of a file."""
+    """The symbols that a compiled program carries; those without a type count as code, as in a file's symbol table."""
 
     def code(self) -> Iterator[tuple[int, int, int]]:
         kinds = ("func", "ifunc", "notype")
@@ -187,7 +187,7 @@ class NeededSymbols(SymbolTable):
         return found
 
     def need_matching(self, pattern: str) -> None:
-        """Record all symbols whose names match a pattern, and the functions that overlap the starts of these."""
+        """Record all symbols whose names match a shell pattern, and the functions that overlap the starts of these."""
         matches = self.matcher(pattern)
         functions = self._functions = self._functions or list(self.functions())
         matching = [symbol for symbol in functions if matches(symbol.name)]

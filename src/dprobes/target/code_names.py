@@ -28,7 +28,7 @@ __all__ = [
 
 class CodeName(NamedTuple):
     """
-    The name of an address.
+    The name of a code address: function and distance, and the mapped module.
 
     ``distance`` in bytes is from the start of the function, or from the start of the file if ``function`` is "".
 
@@ -116,7 +116,7 @@ def name_in(mapped: MappedCode, function: LocatedFunction | None, address: int) 
 
 
 class InliningFinder(Protocol):
-    """A finder of inlined calls."""
+    """A finder of the calls that compilers have inlined into a module's functions."""
 
     def inlined_in(
         self, module: Module, start: int, end: int, name_of: Callable[[str], str]

@@ -97,7 +97,11 @@ def _version_in(elf: ElfFile) -> tuple[int, int] | None:
 
 
 def _information(elf: ElfFile) -> int | None:
-    """Return the file offset of the build information of Go's linker, None if there is none."""
+    """
+    Return the file offset of ``.go.buildinfo``'s contents; None if there is none.
+
+    Only a file without section headers is searched for them.
+    """
     if (section := elf.section(_SECTION)) is not None:
         return section.offset if elf.data[section.offset : section.offset + len(_MAGIC)] == _MAGIC else None
     if elf.sections:

@@ -22,7 +22,7 @@ __all__ = ["Function", "LeftOut", "matching_functions", "written_names"]
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A function; ``address`` is its link address, and ``size`` 0 if unknown."""
+    """A function whose name matches a pattern; ``address`` is its link address, and ``size`` in bytes 0 if unknown."""
 
     name: str
     address: int
@@ -114,7 +114,7 @@ def written_names(module: Module, functions: Sequence[Function]) -> list[tuple[s
 
 
 class _Boundaries:
-    """A check that symbols within the range of another function are at the start of an instruction."""
+    """A check that symbols in the middle of another function are at the start of an instruction, and not data."""
 
     def __init__(self, module: Module, functions: Sequence[Symbol]) -> None:
         self._module = module

@@ -135,7 +135,7 @@ def matches(name: str, path: str | os.PathLike[str], soname: str | None) -> bool
 
 
 def is_file_of(path: Path, name: str) -> bool:
-    """Return whether ``name`` means a file by its path, its names or its SONAME."""
+    """Return whether ``name`` means the file ``path``, by its path, base name, symbolic links or SONAME."""
     try:
         soname = ElfFile.open(path).soname
     except TargetError:
@@ -182,9 +182,9 @@ def suggestion(name: str, *, pid: int | None = None, command: str | None = None)
 
 def advice_on_name(name: str, mapped: dict[str, str]) -> str | None:
     """
-    Return a hint about a name that no process maps; None if there is none.
+    Return a hint about a module name that no process maps; None if there is none.
 
-    ``mapped`` are the files that were mapped: their names without directories, and their paths.
+    ``mapped`` has the paths of the files that were mapped, by base name.
     """
     if "/" in name and not name.startswith("/"):
         return f"a relative path is taken from the current directory: '{name}' is '{Path(name).absolute()}'"
@@ -267,7 +267,7 @@ def replaced_file(path: str, pid: int) -> TargetError:
 
 
 def _code_of(pid: int) -> list[Mapping]:
-    """Return the first mapping of code of each file."""
+    """Return the first executable mapping of each file that a process has mapped."""
     first: dict[tuple[str, int], Mapping] = {}
     for mapping in code_mappings(pid)[0]:
         first.setdefault((mapping.path, mapping.inode), mapping)

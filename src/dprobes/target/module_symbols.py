@@ -130,7 +130,7 @@ class Symbol(NamedTuple):
 
 
 class SymbolSource(Protocol):
-    """The symbols of one table."""
+    """The symbols of one table or list, such as ``.symtab``, as ``SymbolTable`` looks them up."""
 
     @property
     def complete(self) -> bool:
@@ -363,7 +363,11 @@ class SymbolTable:
         return self._index
 
     def _load_later(self) -> bool:
-        """Add the slow sources if local symbols are missing; return whether there were any."""
+        """
+        Load the sources that are slow to find, unless local symbols are known.
+
+        Return True if that added a source.
+        """
         later, self._later = self._later, None
         if later is None or any(source.complete for source in self._sources):
             return False
@@ -374,7 +378,7 @@ class SymbolTable:
 
 
 class _CodeIndex:
-    """The code of all sources, sorted by address."""
+    """An index of the code symbols of several sources by link address."""
 
     def __init__(self, sources: Sequence[SymbolSource]) -> None:
         self._sources = sources
@@ -409,7 +413,11 @@ class _CodeIndex:
         return self.starting(self._starts[last], self._starts[last] + 1) if last >= 0 else []
 
     def _best(self, last: int, address: int | None) -> Symbol | None:
-        """Return the best symbol with the start of row ``last`` that covers ``address``, if given; None without one."""
+        """
+        Return the preferred symbol of those that start where row ``last`` of the index does; None if none has a name.
+
+        With ``address``, only symbols that cover this link address count.
+        """
         start = self._starts[last]
         symbols = []
         while last >= 0 and self._starts[last] == start:

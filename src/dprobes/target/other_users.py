@@ -22,14 +22,14 @@ class Allowance:
         self._seen: float | None = None
 
     def has(self, units: float, now: float) -> bool:
-        """Return whether ``units`` are available at the time ``now``, in seconds; use none of them."""
+        """Return whether the bucket has ``units`` at the time ``now``, in seconds; do not take them."""
         if self._seen is not None:
             self._left = min(self._size, self._left + self._rate * max(0.0, now - self._seen))
         self._seen = now
         return self._left >= units
 
     def use(self, units: float) -> None:
-        """Use units, even more than are available; the balance then becomes negative."""
+        """Take ``units`` from the bucket at any time, even more than it has; its content then becomes negative."""
         self._left -= units
 
 

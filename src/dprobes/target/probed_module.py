@@ -345,7 +345,7 @@ class Module:
         return TargetError(f"'{self.path}' has no symbol '{name}'", hint=hint)
 
     def _with_other_parameters(self, name: str) -> TargetError | None:
-        """Return the error for a function that exists, but with other parameters than are written; else None."""
+        """Return the error for a C++ name with parameters if the function exists with others only; else None."""
         from dprobes.target.readable_names import readable_parts
 
         path, parameters = readable_parts(name)
@@ -415,7 +415,7 @@ class Module:
 
 
 def _bare(name: str) -> str:
-    """Return a readable name without tags of the ABI, and without the arguments of templates at its end."""
+    """Return a demangled name without ABI tags, ``[abi:cxx11]``, and without template arguments at its end."""
     return re.sub(r"<.*>$", "", re.sub(r"\[abi:\w+\]", "", name))
 
 
@@ -426,7 +426,11 @@ class SymbolProvider(Protocol):
         """Return the module in a file with its symbols; raise ``TargetError`` if they are not available."""
 
     def machine(self, host: str) -> str | None:
-        """Return the processor of the module to search on a machine ``host``, None for the machine's own."""
+        """
+        Return the processor (``ElfFile.machine``) of the file to look up on a machine ``host``.
+
+        None means that of the process, of the command, or else of the machine.
+        """
 
     @property
     def kernels(self) -> tuple[CarriedKernel, ...]:
@@ -454,12 +458,12 @@ class FileSymbols(NamedTuple):
         return Module(elf, self.table(sources, code_range=elf.code_range, later=lambda: _debug_symbols(elf)))
 
     def machine(self, host: str) -> str | None:  # noqa: ARG002 - a file may have symbols for whatever processor
-        """Return None: files of any processor are found."""
+        """Return None: the module's file is looked up for the processor of the process, the command or the machine."""
         return None
 
     @property
     def kernels(self) -> tuple[CarriedKernel, ...]:
-        """Empty: the running kernel has its own symbols."""
+        """Empty: the running kernel's own symbol list is used."""
         return ()
 
 

@@ -36,9 +36,9 @@ _IN_MEMORY = "/memfd:"
 
 class ProcessImage:
     """
-    The mappings of a process's code from ``since`` on, a time in nanoseconds of CLOCK_MONOTONIC.
+    The mappings of code of a process from an exec or fork on, until the next exec.
 
-    ``name`` is the process's name at that time, empty if unknown.
+    ``since`` is that time in nanoseconds of CLOCK_MONOTONIC; ``name`` is the process's name then, empty if unknown.
     """
 
     def __init__(self, pid: int, since: int, mappings: Sequence[Mapping] = (), name: str = "") -> None:
@@ -60,7 +60,7 @@ class ProcessImage:
         return found if found is not None and address < found.end else None
 
     def add(self, mapping: Mapping) -> None:
-        """Remove the mappings that a new one overlaps, and add it if there is room."""
+        """Add a mapping, and remove those that it overlaps; drop it if the image has the maximum number of mappings."""
         first = bisect_right(self._starts, mapping.start)
         if first and self._mappings[self._starts[first - 1]].end > mapping.start:
             first -= 1
@@ -71,7 +71,7 @@ class ProcessImage:
             insort(self._starts, mapping.start)
 
     def copy(self, pid: int, since: int) -> ProcessImage:
-        """Return the image of a forked child that began at ``since``."""
+        """Return a copy of the image for a forked child ``pid``, valid from the time ``since`` on."""
         return ProcessImage(pid, since, self.mappings, self.name)
 
 
@@ -82,7 +82,11 @@ def _first(mappings: Sequence[Mapping]) -> Sequence[Mapping]:
 
 
 class _Index:
-    """An index of the mappings of several images by address; mappings of the same part of a file are one row."""
+    """
+    An index by address of the code mappings in several process images, to find which code an address may mean.
+
+    Mappings of the same part of a file at the same address are one row.
+    """
 
     def __init__(self, images: Iterable[ProcessImage]) -> None:
         rows = {
@@ -99,7 +103,7 @@ class _Index:
         """The largest end of each row and all rows before it, which bounds a search backwards."""
 
     def at(self, address: int) -> list[tuple[int, int]]:
-        """Return a process and a time for each distinct code at an address."""
+        """Return a process for each different code at an address: (pid, start of its image), one for equal code."""
         found = {}
         number = bisect_right(self._starts, address) - 1
         while number >= 0 and self._reach[number] > address:

@@ -242,9 +242,9 @@ def code_mappings(pid: int, most: int = CODE_MAX) -> tuple[list[Mapping], bool]:
 
 def _ask(pid: int, wanted: int, most: int, address: int = 0) -> tuple[list[Mapping], bool] | None:
     """
-    Return up to ``most`` mappings from an address on, and whether these are all; None if PROCMAP_QUERY fails.
+    Return up to ``most`` mappings from ``address`` on by PROCMAP_QUERY, and whether these are all; None if it fails.
 
-    ``wanted`` are the flags that select mappings.
+    ``wanted`` are the flags of the query that select mappings, such as executable ones.
     """
     name, query = array("B", bytes(NAME_MAX)), bytearray(QUERY.size)
     place, _ = name.buffer_info()

@@ -158,7 +158,7 @@ _Kept = TypeVar("_Kept")
 
 
 def make_room(kept: OrderedDict[_Key, _Kept], limit: int) -> None:
-    """Remove the oldest items, so that ``kept`` has fewer than ``limit`` items."""
+    """Remove the oldest items of ``kept`` until it has fewer than ``limit``."""
     while len(kept) >= limit:
         kept.popitem(last=False)
 
@@ -184,7 +184,7 @@ class _Look(NamedTuple):
 
 class ProcessNames:
     """
-    The processes that records refer to.
+    A cache of the processes to whose addresses records refer, to give these addresses names.
 
     ``images`` has the mappings of processes that have exited, ``inlining`` finds the calls that were inlined into
     functions. ``called`` are the names that programs use for modules.
@@ -236,7 +236,7 @@ class ProcessNames:
 
 class NamedProcess:
     """
-    A process whose addresses have names, by its mappings.
+    A process, running or exited, whose code addresses can be named by its mappings.
 
     It can be inspected, or its ``image`` is known, or both. ``called`` are possible names of its modules.
     """
@@ -337,7 +337,7 @@ class NamedProcess:
 
 
 class _Modules:
-    """The files that processes map, with their symbols and builds."""
+    """A cache of the files that processes map, with their symbols and build IDs."""
 
     def __init__(self, inlining: InliningFinder | None) -> None:
         self._inlining = inlining
@@ -403,7 +403,7 @@ def _file_of(pid: int, mapping: Mapping) -> tuple[Path, os.stat_result] | None:
 
 
 def _shows(look: _Look, image: ProcessImage) -> bool:
-    """Return whether a process still has the code of an image."""
+    """Return whether a snapshot of a process still has the code mapping at which ``image`` begins."""
     code = {(each.start, each.inode) for each in look.mappings if each.executable}
     return all((each.start, each.inode) in code for each in image.mappings[:1])
 

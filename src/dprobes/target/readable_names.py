@@ -73,7 +73,11 @@ def _plain(part: str) -> str:
 
 
 class _Reader:
-    """A parser of names of RFC 2603; ValueError, IndexError and KeyError mean a malformed name."""
+    """
+    A parser of mangled Rust names of RFC 2603 (v0).
+
+    It raises ValueError, IndexError or KeyError for malformed ones.
+    """
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -84,7 +88,7 @@ class _Reader:
         """Number of lifetimes that are bound at this place."""
 
     def name(self) -> str:
-        """Return the whole name; raise ValueError if it is malformed."""
+        """Return the demangled name of the whole text; raise ValueError if it is malformed."""
         if self._peek().isdigit():
             raise ValueError("another version")
         found = self._path(is_value=True)
@@ -109,7 +113,7 @@ class _Reader:
         return True
 
     def _number(self) -> int:
-        """Return a number of base 62: ``_`` is 0, ``0_`` is 1."""
+        """Parse a base-62 number that ends with ``_`` and return its value: ``_`` is 0, ``0_`` is 1."""
         value = 0
         if self._takes("_"):
             return 0
@@ -118,11 +122,15 @@ class _Reader:
         return value + 1
 
     def _optional(self, letter: str) -> int:
-        """Return the number after a letter plus one, 0 without it."""
+        """
+        Parse an optional number after ``letter``, such as a disambiguator.
+
+        Return it plus one, 0 if it is missing.
+        """
         return self._number() + 1 if self._takes(letter) else 0
 
     def _identifier(self) -> tuple[str, int]:
-        """Return a name, and its number among equal names."""
+        """Parse an identifier; return it with its disambiguator, a number that tells equal names apart."""
         number = self._optional("s")
         return self._undistinguished(), number
 
@@ -180,7 +188,7 @@ class _Reader:
         return self._checked(text)
 
     def _skip_place(self) -> None:
-        """Skip the place of an implementation in the source."""
+        """Parse the path of the module that contains an `impl` block, which is not part of the readable name."""
         self._optional("s")
         self._path(is_value=False)
 
@@ -205,7 +213,11 @@ class _Reader:
         return found
 
     def _again(self, read: object) -> str:
-        """Parse the text at the earlier position to which a back reference leads; ValueError if it leads forward."""
+        """
+        Parse a back reference, and return the result of ``read`` at the earlier position to which it leads.
+
+        Raise ValueError if it leads forward.
+        """
         place = self._number()
         here = self._at
         if place >= here - 1:
@@ -459,7 +471,7 @@ def near_readable(names: Iterable[str], written: str) -> list[str]:
 
 
 def _normal(name: str) -> str:
-    """Return a name with the white space of demanglers: none but between two words."""
+    """Return a demangled name without white space, except one blank between two words."""
     name = re.sub(r"\s+", " ", name.strip())
     name = re.sub(r"(?<=[(,<] )const (\w[\w:]*)|(?<=[(,<])const (\w[\w:]*)", lambda m: f"{m[1] or m[2]} const", name)
     return re.sub(r"(?<![\w]) | (?![\w(])|(?<=[\w]) (?=\()", "", name) if " " in name else name
@@ -499,7 +511,7 @@ _STRING = r"\bstd::basic_string<char, ?std::char_traits<char>, ?std::allocator<c
 
 
 def _short(parameters: str) -> str:
-    """Return parameters as in C++ source: without inline namespaces of the library, and with ``std::string``."""
+    """Return a function's parameters as written in source: without inline namespaces, and with ``std::string``."""
     if "std::" not in parameters:
         return parameters
     plain = re.sub(r"\bstd::(?:__cxx11|__1)::", "std::", parameters)
@@ -568,13 +580,13 @@ _OPERATOR = re.compile(
 
 
 def _behind_operator(name: str, start: int) -> int:
-    """Return the position after the word ``operator`` and the operator's symbol or conversion type."""
+    """Return the position in ``name`` after ``operator`` at ``start`` and its symbol, such as ``()``, or its type."""
     match = _OPERATOR.match(name, start)
     return match.end() if match is not None else start + len("operator")
 
 
 def _closing(name: str, start: int) -> int:
-    """Return the position of the bracket that closes the first one from ``start`` on."""
+    """Return the position in ``name`` of the bracket that closes the first opening one from ``start`` on."""
     depth = 0
     for position in range(start, len(name)):
         depth += (name[position] in "({") - (name[position] in ")}")
@@ -584,7 +596,7 @@ def _closing(name: str, start: int) -> int:
 
 
 def _without_templates(path: str) -> str:
-    """Return a path without the arguments of templates."""
+    """Return a C++ path without template arguments: ``a::B<int>::f`` becomes ``a::B::f``."""
     return "".join(_outside(path))
 
 

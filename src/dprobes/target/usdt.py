@@ -53,7 +53,7 @@ _NEAR = 3
 
 class UsdtSite(NamedTuple):
     """
-    A place of a USDT probe.
+    A place of a USDT probe in a file, by its ``stapsdt`` note.
 
     ``address`` is its link address, ``offset`` its file offset, None if the file has no code there. ``semaphore`` is
     the link address of the probe's semaphore, 0 without one, and ``counter`` the file offset of that, 0 if it is not in

@@ -31,13 +31,13 @@ _FIRST, _LAST = 16, 31
 
 
 class Variable(NamedTuple):
-    """A 64-bit word of the state, at an offset."""
+    """A 64-bit variable of an extension's code, by its offset in the handler's state."""
 
     offset: int
 
 
 class Composer:
-    """The writer of a call of an extension: each hit executes the code that its methods write, in their order."""
+    """A writer of an extension's code for ``callk``: a hit executes what its methods write, in that order."""
 
     def __init__(self, writer: Writer) -> None:
         self._w = writer
@@ -75,14 +75,14 @@ class Composer:
         self._asm.store(SCRATCH, variable.offset, _R.R1)
 
     def pop(self) -> Variable:
-        """Pop a cell into a new variable."""
+        """Pop the top cell of the RPN stack, and return a new variable with it."""
         variable = self.variable()
         self._asm.store(SCRATCH, variable.offset, self._w.stack.pop_register())
         self._w.stack.release()
         return variable
 
     def push(self, value: Variable | int) -> None:
-        """Push a value, truncated to a cell."""
+        """Push a variable or a number on the RPN stack, truncated to the size of a cell."""
         if isinstance(value, int):
             self._w.stack.push(value)
             return
@@ -166,7 +166,7 @@ class Composer:
 
     @contextmanager
     def _balanced(self) -> Iterator[None]:
-        """Refuse code that moves TSP: the number of its executions is unknown when it is written."""
+        """Refuse pushes and pops in the ``with`` block, because it is unknown how often its code will be executed."""
         top = self._w.stack.top
         yield
         if self._w.stack.top != top:

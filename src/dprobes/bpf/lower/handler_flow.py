@@ -79,7 +79,7 @@ class HandlerFlow:
         return not self.uses("restore sbp", "callk", "callk <name>")
 
     def effect(self, instruction: EncodedInstruction, architecture: Architecture) -> StackEffect:
-        """Return the effect of an instruction of the handler on the depth of the stack."""
+        """Return how many cells an instruction of the handler pops from the RPN stack and pushes."""
         effect = self._effects.get(instruction.offset)
         if effect is None:
             assert instruction.row is not None
@@ -274,7 +274,11 @@ _Cells = tuple[int | None, ...]
 
 
 class _Stack(NamedTuple):
-    """The known part of the stack: cells from the top on, and the depth in cells, None if unknown."""
+    """
+    The cells that a handler has certainly written, from the top on, and the stack's depth in cells, None if unknown.
+
+    A cell is None if its value is unknown.
+    """
 
     cells: _Cells
     depth: int | None
@@ -286,7 +290,7 @@ class _Stack(NamedTuple):
         return self.depth + n
 
     def meet(self, other: _Stack) -> _Stack:
-        """Return the facts that are certain in both stacks."""
+        """Return the facts on which this stack and another one agree, for an instruction that both paths reach."""
         cells = tuple(one if one == two else None for one, two in zip(self.cells, other.cells, strict=False))
         return _Stack(cells, self.depth if self.depth == other.depth else None)
 

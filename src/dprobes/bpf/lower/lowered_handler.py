@@ -230,7 +230,7 @@ class _Handler:
         return self._host.sleeps
 
     def write(self) -> None:
-        """Write the program, without its other functions."""
+        """Write the handler's main function: prologue, instructions and epilogue."""
         writer = self._writer
         around = writer, RingEntries(writer), ticket_of(writer), _overload_of(writer), writer.asm.label()
         Prologue(*around).write()
@@ -245,7 +245,7 @@ class _Handler:
         return move_to_stack(self._writer)
 
     def write_functions(self) -> None:
-        """Write the functions that the handler or the kernel calls."""
+        """Write the other functions that the handler or the kernel calls, after the main function."""
         self._writer.loops.write_behind(self._write_body)
         self._host.write_functions()
 

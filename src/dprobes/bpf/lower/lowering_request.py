@@ -193,7 +193,7 @@ class Abilities(NamedTuple):
 
 
 class Placement(Enum):
-    """The ways in which a handler is called; they differ in the registers that the handler sees."""
+    """The kind of event by which a handler is called; it decides which registers the handler sees."""
 
     BREAKPOINT = "breakpoint"
     URETPROBE = "uretprobe"
@@ -376,7 +376,7 @@ class Request:
 
 class Lowered(NamedTuple):
     """
-    The code of a handler.
+    The eBPF code of a handler, as ``lower`` returns it.
 
     The origins of ``assembled`` are byte offsets of the encoded program; -1 for instructions that belong to none.
     """

@@ -145,19 +145,19 @@ class Guards(Loops):
             self._call(self._iterator[2])
 
     def write_behind(self, body: Callable[[], None]) -> None:
-        """Write nothing: the handler is part of the main function."""
+        """Write nothing, because ``write_inside`` has written the handler."""
 
     def head(self, label: Label) -> None:
-        """Place the label and a guard."""
+        """Place a label for backward jumps, and after it the guard that ends the handler after too many of them."""
         self._asm.place(label)
         self.junction()
 
     def goto(self, label: Label) -> None:
-        """Jump to the label."""
+        """Jump to a label, forwards or backwards."""
         self._asm.jump(label)
 
     def junction(self) -> None:
-        """Write a guard."""
+        """Write a guard: ``may_goto``, or the next number of the iterator, which ends the handler at its limit."""
         asm = self._asm
         # Before 6.15 the verifier compares these registers although no instruction reads them.
         for register in _PASSING:
@@ -214,19 +214,23 @@ class Steps(Loops):
         switch(asm, _R.R1, [(n, label) for n, label in enumerate(self._resumed, 1)], self._end)
 
     def head(self, label: Label) -> None:
-        """Place the label."""
+        """Place a label for backward jumps."""
         self._asm.place(label)
         self._heads.add(label)
 
     def goto(self, label: Label) -> None:
-        """Jump forwards; end a step for a backward jump."""
+        """
+        Jump to a label that follows.
+
+        For one that precedes, end the step of ``bpf_loop``, and start the next one there.
+        """
         if label in self._heads:
             self._step_to(label)
         else:
             self._asm.jump(label)
 
     def junction(self) -> None:
-        """End a step that continues here."""
+        """End the step of ``bpf_loop``; the next step continues here."""
         following = self._asm.label()
         self._step_to(following)
         self._asm.place(following)
@@ -504,7 +508,7 @@ class Writer:
             self.reload_tsp()
 
     def close_loop(self) -> None:
-        """Reload TSP after a loop."""
+        """Load TSP after a loop of ``open_loop`` from the state."""
         if self.stack.tsp is None:
             self.reload_tsp()
 
@@ -549,7 +553,7 @@ class Writer:
         self.asm.jump(self.end_label)
 
     def field(self, which: int) -> Register:
-        """Return a new register with a field."""
+        """Return a new register to which a field of the state is loaded."""
         register = self.stack.take()
         self.asm.load(register, SCRATCH, which)
         return register

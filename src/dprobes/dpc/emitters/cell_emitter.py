@@ -24,31 +24,31 @@ __all__ = ["CellEmitter", "TableEmitter", "WideEmitter", "procedure_lines", "wid
 
 
 class CellEmitter(Protocol):
-    """A writer of code that leaves a value in one cell or two."""
+    """A writer of code that pushes values as RPN stack cells: one, or two for 64 bits in 32-bit programs."""
 
     wide: WideEmitter
     tables: TableEmitter
 
     def exact(self, value: typed_values.Value) -> None:
-        """Push a value in the range of its type."""
+        """Write code that pushes a value, sign- or zero-extended to the cell according to its type."""
 
     def low(self, value: typed_values.Value, bits: int) -> None:
-        """Push a value of which only the low ``bits`` bits are significant."""
+        """Write code that pushes a value whose bits above the low ``bits`` may be wrong, because they are not used."""
 
     def cut(self, type_: CType) -> None:
-        """Truncate the top cell to the width of a type, and sign- or zero-extend it to the word."""
+        """Write code that truncates the top cell to the width of a type, and sign- or zero-extends it to the word."""
 
     def index(self, variable: typed_values.Variable) -> None:
-        """Push the number of the RPN variable that contains an element of an array."""
+        """Write code that pushes the number of the RPN variable in which an array element of the program is stored."""
 
     def displacement(self, slot: int) -> int:
-        """Return the displacement of a block's variable from SBP, in cells."""
+        """Return the displacement in cells, from SBP, of the block variable with number ``slot``."""
 
     def branch(self, condition: typed_values.Value, label: str, *, when: bool) -> None:
         """
-        Write a jump to a label, taken if the truth value of a condition is ``when``.
+        Write a jump to ``label`` that is taken if the condition is true and ``when`` is True, or both are false.
 
-        Write the label itself with ``landing``.
+        The label itself must be written by ``landing``.
         """
 
     def landing(self, label: str) -> None:
@@ -56,7 +56,7 @@ class CellEmitter(Protocol):
 
 
 class TableEmitter:
-    """A writer of code for the keys and values of tables."""
+    """A writer of code that pushes keys and values of keyed tables in the format of RPN's table instructions."""
 
     def __init__(self, values: CellEmitter, writer: Writer, word_size: int) -> None:
         self._values = values
@@ -64,7 +64,14 @@ class TableEmitter:
         self._word_size = word_size
 
     def cells(self, parts: tuple[typed_values.Argument, ...]) -> int:
-        """Push the key fields or the kept value of a table; return the number of cells."""
+        """
+        Write code that pushes key fields, or a value to be stored in a table.
+
+        Return the number of cells on the RPN stack.
+
+        ``parts`` are the key fields, or the value alone. The process name and call stacks take no cell: RPN's
+        instructions get them themselves.
+        """
         cells = 0
         for part in parts:
             match part:
@@ -86,7 +93,11 @@ class TableEmitter:
         return cells
 
     def _text(self, text: typed_values.Literal | typed_values.TextChoice) -> int:
-        """Push the bytes of a string literal, its beginning on top; return the number of cells."""
+        """
+        Write code that pushes a string literal, padded with zeros, its first word on top.
+
+        Return the number of cells.
+        """
         w, size = self._w, self._word_size
         if isinstance(text, typed_values.Literal):
             content = text.text.encode().ljust(Key(KeyKind.TEXT, text.limit).bytes, b"\0")
@@ -105,7 +116,11 @@ class TableEmitter:
         return cells
 
     def differs(self, test: typed_values.KeptTest) -> None:
-        """Push 0 if the kept value of a table equals a test's string, or begins with it; else push another number."""
+        """
+        Write code that compares a string in a table with ``test.text``: push 0 if they are equal, else another number.
+
+        For a prefix test, push 0 if the string begins with the text.
+        """
         w, size, text = self._w, self._word_size, test.text.encode()
         if not test.is_prefix:
             text += b"\0"  # the kept value ends with zeros
@@ -253,12 +268,12 @@ _PROCEDURES = {
 
 
 def wide_procedure(name: str) -> WideProcedure:
-    """Return a procedure by its name; raise ``KeyError`` if there is none."""
+    """Return the RPN procedure for an operation on 64-bit numbers by its name; raise ``KeyError`` if there is none."""
     return _PROCEDURES[name]
 
 
 def procedure_lines(names: Iterable[str]) -> list[str]:
-    """Return the lines of procedures and of the procedures that they call."""
+    """Return the RPN source lines of the named procedures, and of those that they call, each once."""
     wanted: dict[str, None] = {}
     for name in names:
         wanted |= dict.fromkeys((name, *_PROCEDURES[name].calls))
@@ -281,7 +296,11 @@ _OPERATIONS = {"+": "add", "-": "subtract", "*": "multiply", "&": "and", "|": "o
 
 
 class WideEmitter:
-    """A writer of values that take two cells; ``used`` collects the procedures that they need."""
+    """
+    A writer of 64-bit values in 32-bit programs, as two cells.
+
+    ``used`` collects the RPN procedures that they call.
+    """
 
     def __init__(self, cells: CellEmitter, writer: Writer, word_size: int, used: dict[str, None]) -> None:
         self._cells = cells
@@ -290,12 +309,12 @@ class WideEmitter:
         self._used = used
 
     def is_wide(self, type_: CType) -> bool:
-        """Return whether values of a type take two cells."""
+        """Return whether values of a type take two cells of the RPN stack: 64 bits in 32-bit programs."""
         integer = integer_of(type_)
         return integer is not None and integer.size > self._word_size
 
     def width(self, type_: CType) -> int:
-        """Return the number of cells of a value."""
+        """Return the number of RPN stack cells of a value of this type: 2 for 64 bits in 32-bit programs, else 1."""
         return 2 if self.is_wide(type_) else 1
 
     def push(self, value: typed_values.Value) -> None:
@@ -328,7 +347,7 @@ class WideEmitter:
                 raise AssertionError(value)
 
     def call(self, name: str) -> None:
-        """Call a procedure, and drop the cells that it takes but does not leave."""
+        """Write a call of a procedure by its name, and drop the operand cells that are not part of its result."""
         self._used[name] = None
         self._w.op(f"call wide_{name}")
         procedure = wide_procedure(name)
@@ -343,7 +362,7 @@ class WideEmitter:
         self._w.op("or", -1)
 
     def compare(self, comparison: typed_values.Comparison) -> None:
-        """Push 1 if a comparison holds, else 0."""
+        """Write code that pushes 1 if a comparison of two 64-bit values holds, else 0."""
         self._cells.exact(comparison.left)
         self._cells.exact(comparison.right)
         self.call("equal" if comparison.operator == "==" else "less" if comparison.is_signed else "uless")
@@ -369,7 +388,11 @@ class WideEmitter:
         return found
 
     def _widened(self, operand: typed_values.Value) -> None:
-        """Push a number as two cells; a number of one cell is sign- or zero-extended, by its type."""
+        """
+        Write code that pushes a number as two cells.
+
+        One of 32 bits is sign- or zero-extended according to its type.
+        """
         w, source = self._w, integer_of(operand.type)
         if self.is_wide(operand.type):
             self._cells.exact(operand)

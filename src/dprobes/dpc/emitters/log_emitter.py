@@ -34,7 +34,11 @@ __all__ = ["FaultExits", "LogEmitter", "MinorCodes", "logged_size", "minor_codes
 
 
 def may_raise(statement: typed_program.Statement) -> bool:
-    """Return whether a statement, without inner ones, may raise an exception; False for ``printf`` and ``return``."""
+    """
+    Return whether a statement itself, without the statements in it, may raise an exception at a hit.
+
+    ``printf`` and ``return`` count as False: their faults are logged or raised elsewhere.
+    """
     if isinstance(statement, typed_program.Log | typed_program.Result):
         return False
     values = (each for each in statement.children() if isinstance(each, typed_values.Argument))
@@ -68,7 +72,11 @@ def _is_risky(place: typed_values.Place) -> bool:
 
 
 def fault_sequences(paths: LogPaths, body: typed_program.Statement) -> frozenset[LogSequence]:
-    """Return the sequences of ``printf`` after which an exception may end the hit."""
+    """
+    Return those sequences of ``printf`` after which an uncaught exception may end the hit.
+
+    A sequence has the numbers of the ``printf`` statements that the hit has executed so far (``LogPaths``).
+    """
     found: set[LogSequence] = set()
     for statement in typed_program.statements_in(body):
         before = paths.at.get(id(statement), frozenset())
@@ -78,7 +86,11 @@ def fault_sequences(paths: LogPaths, body: typed_program.Statement) -> frozenset
 
 
 def needs_trail(paths: LogPaths, body: typed_program.Statement) -> bool:
-    """Return whether an exception may end the hit at a place that is reached both with and without earlier output."""
+    """
+    Return whether the handler needs a cell, the trail, with the number of the ``printf`` sequence executed so far.
+
+    It needs one if an exception may end the hit at a place that is reached both with and without earlier ``printf``.
+    """
     return any(
         is_mixed(paths.at.get(id(statement), frozenset())) and may_raise(statement)
         for statement in typed_program.statements_in(body)
@@ -87,7 +99,7 @@ def needs_trail(paths: LogPaths, body: typed_program.Statement) -> bool:
 
 class FaultExits:
     """
-    A writer of the code that handles exceptions.
+    A writer of the code at the end of a handler to which uncaught exceptions jump, and which counts them.
 
     ``push_trail`` writes code that pushes the number of the sequence of ``printf`` that the hit has executed.
     """
@@ -101,12 +113,16 @@ class FaultExits:
         """True if exceptions are counted."""
 
     def guard(self, statement: typed_program.Statement, span: Span) -> None:
-        """Write code that makes exceptions of a statement end the hit, unless a ``try`` catches them."""
+        """
+        Write code so that an exception of ``statement`` ends the hit and is counted under ``span``'s line.
+
+        Write none in a ``try``, or if the statement raises no exceptions.
+        """
         if may_raise(statement):
             self._guard(self._paths.at.get(id(statement), frozenset({()})), span)
 
     def guard_condition(self, condition: typed_values.Value, span: Span) -> None:
-        """Write code that makes exceptions of a probe's condition end the hit."""
+        """Write code so that an exception of a probe's condition ends the hit and is counted under ``span``'s line."""
         if _raises(condition):
             self._guard(frozenset({()}), span)
 
@@ -120,7 +136,7 @@ class FaultExits:
 
     def count(self, line: int) -> None:
         """
-        Write code that counts an exception and continues.
+        Write code that counts the last exception under a source line in the table of exceptions, and continues.
 
         INVALID_ADDR is not counted, because the record shows it as a fault.
         """
@@ -142,14 +158,14 @@ class FaultExits:
         self.counts = True
 
     def _push_code(self) -> None:
-        """Push the code of the last exception, and drop the two parameters below it."""
+        """Write code that pushes the last exception's code, and drops the two exception parameters below it."""
         self._w.op("push x")
         for _ in range(2):
             self._w.op("xchg")
             self._w.op("ros 1")
 
     def write(self) -> None:
-        """Write the code to which exceptions jump."""
+        """Write, at the end of the handler, the code to which the exceptions of guarded statements jump."""
         w = self._w
         for (line, ending), (label, span) in self._labels.items():
             with w.at(span):
@@ -247,7 +263,11 @@ def _width_in_64(type_: CType) -> int:
 
 
 class LogEmitter:
-    """A writer of the items of records; ``faults`` counts exceptions that records do not show, None in functions."""
+    """
+    A writer of code that logs the items of a record.
+
+    ``faults`` writes the counting of exceptions that records do not show; it is None in functions of the program.
+    """
 
     def __init__(self, writer: Writer, values: ValueEmitter, faults: FaultExits | None, word_size: int) -> None:
         self._w = writer

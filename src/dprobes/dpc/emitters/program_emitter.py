@@ -153,7 +153,7 @@ class ProgramEmitter:
         return replace(compilation, lines=tuple(lines))
 
     def _module_of(self, point: syntax_tree.Point) -> str:
-        """Return the module of a probepoint, "" if it is not known."""
+        """Return the name of the module that a probepoint, or else the program, states; "" if neither does."""
         if point.kind in KERNEL_KINDS:
             return "kernel tracepoint"
         if point.module == "kernel":
@@ -261,7 +261,11 @@ class ProgramEmitter:
         return (" ".join(names), found[0].span) if found else None
 
     def _check_minors(self, probe: syntax_tree.Probe, templates: dict[int, str]) -> None:
-        """Report a minor code with two templates: records of both would be printed with the first one."""
+        """
+        Report a minor code that two probes use with different templates.
+
+        Records of both would be printed with the first template. ``templates`` is keyed by minor code.
+        """
         for minor, text in templates.items():
             known, first = self._printed.setdefault(minor, (text, probe.span))
             if known != text:

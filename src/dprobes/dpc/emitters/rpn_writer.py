@@ -47,7 +47,7 @@ def _effect(word: str, operand: str) -> int:
 
 
 class Line(NamedTuple):
-    """A line of RPN source; ``span`` is the C source that it was compiled from, None if there is none."""
+    """A line of RPN source with the span of the C source that it was compiled from; None for a line without one."""
 
     text: str
     span: Span | None
@@ -72,7 +72,7 @@ class Writer:
 
     @contextmanager
     def at(self, span: Span) -> Iterator[None]:
-        """Set the span of C source for the lines that are written in the ``with`` block."""
+        """Set, for the ``with`` block, the span of C source that written lines are marked with."""
         outer, self._span = self._span, span
         try:
             yield
@@ -80,7 +80,7 @@ class Writer:
             self._span = outer
 
     def op(self, text: str, effect: int = 0) -> None:
-        """Write an instruction that makes the stack ``effect`` cells deeper."""
+        """Write an RPN instruction that makes the stack ``effect`` cells deeper, and update ``depth``."""
         self.lines.append(Line(f"    {text}", self._span))
         self.depth += effect
         if text.startswith("sx ") or text == "ux":
@@ -97,21 +97,17 @@ class Writer:
         return bool(self._handlers)
 
     def guard(self, label: str) -> None:
-        """
-        Write code that directs exceptions to a label until the next change.
-
-        Write none if they already jump there.
-        """
+        """Write ``sx label``, which directs exceptions to a label, unless they already jump there."""
         if self._guard != label:
             self.op(f"sx {label}")
             self._guard = label
 
     def comment(self, text: str) -> None:
-        """Write a comment."""
+        """Write a line that is a comment of the RPN source."""
         self.lines.append(Line(f"    // {text}", self._span))
 
     def header(self, text: str) -> None:
-        """Write a statement of a header, or the start of a procedure."""
+        """Write a line without indentation: a statement of a program or probe header, or the start of a procedure."""
         self.lines.append(Line(text, self._span))
 
     def new_label(self) -> str:
@@ -120,16 +116,16 @@ class Writer:
         return f"L{self._labels}"
 
     def label(self, name: str) -> None:
-        """Write a label here."""
+        """Write a label before the next instruction; afterwards the current exception handler counts as unknown."""
         self.lines.append(Line(f"{name}:", self._span))
         self._guard = ""
 
     def number(self, value: int) -> None:
-        """Push a number."""
+        """Write an instruction that pushes a number."""
         self.op(f"push {value if -9 <= value <= 4096 else f'{value:#x}'}", 1)
 
     def drop(self, count: int = 1) -> None:
-        """Drop ``count`` cells."""
+        """Write instructions that drop the top ``count`` cells of the stack."""
         while count > 0:
             part = min(count, 255)
             self.op(f"ros {part}", -part)
@@ -145,7 +141,7 @@ class Writer:
 
     @contextmanager
     def catching(self, label: str) -> Iterator[None]:
-        """Direct exceptions in the block to a label, and after it to the previous label."""
+        """Direct exceptions in the ``with`` block to a label, and after it to that of the enclosing block, if any."""
         self._handlers.append(label)
         self.op(f"sx {label}")
         try:
@@ -155,7 +151,7 @@ class Writer:
             self.restore_handler()
 
     def restore_handler(self) -> None:
-        """Set the exception handler of the current block again after it was used or replaced."""
+        """Write code that directs exceptions to the label of the innermost ``catching`` block, else to none."""
         self.op(f"sx {self._handlers[-1]}" if self._handlers else "ux")
 
     def drop_needless_handlers(self, first: int) -> None:

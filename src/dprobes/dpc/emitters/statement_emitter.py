@@ -25,7 +25,11 @@ _TABLE_MIN = 5
 
 
 class StatementEmitter:
-    """A writer of the statements of a function, or of a handler with ``paths``; blocks have ``slots`` variables."""
+    """
+    A writer of the statements of a function or, if ``paths`` is given, of a handler.
+
+    ``slots`` is the number of variables of its blocks; ``paths`` are the handler's sequences of ``printf``.
+    """
 
     def __init__(
         self,
@@ -57,7 +61,7 @@ class StatementEmitter:
 
     def handler(self, condition: typed_values.Value | None, body: typed_program.Statement, place: Span) -> None:
         """
-        Write a handler with its end.
+        Write a handler: its condition (None for always), its statements, and the end of the hit.
 
         ``place`` is the span of the condition, or of the probepoint if there is none.
         """
@@ -82,7 +86,7 @@ class StatementEmitter:
         w.drop_needless_handlers(first)
 
     def function(self, body: typed_program.Statement) -> None:
-        """Write the body of a function."""
+        """Write the body of a function as an RPN procedure: stack frame, variables, statements, and the return."""
         self._w.op("save tsp", 1)
         self._w.op("restore sbp", -1)
         self._make_room(body)
@@ -91,7 +95,11 @@ class StatementEmitter:
             self._leave()
 
     def _make_room(self, body: typed_program.Statement) -> None:
-        """Push the variables of blocks: the leading declarations with their initial values, the others as zeros."""
+        """
+        Write code that pushes a cell for each variable of the blocks.
+
+        Leading declarations push their initial values, and are done then; all other variables are 0.
+        """
         made = 0
         for statement in _first_statements(body):
             match statement:
@@ -329,7 +337,7 @@ class StatementEmitter:
     # Records
 
     def _name_record(self, log: typed_program.Log) -> None:
-        """Set the minor code of the record to the code of the sequence that has been printed so far."""
+        """Write code that sets the record's minor code to that of the ``printf`` sequence that ends with ``log``."""
         w, paths, codes = self._w, self._paths, self._codes
         assert paths is not None
         assert codes is not None
@@ -356,7 +364,7 @@ class StatementEmitter:
 
 
 def _shown(text: str) -> str:
-    """Return a piece of C source as one line, for a comment."""
+    """Return a part of C source on one line and without the end of a comment, to be written as a comment of RPN."""
     return " ".join(text.split()).replace("*/", "* /")
 
 

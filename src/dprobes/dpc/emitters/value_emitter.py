@@ -56,7 +56,11 @@ __all__ = ["ValueEmitter"]
 
 
 class PlaceEmitter:
-    """A writer of code that changes places: assignments, ``++`` and ``--``; ``values`` writes the values."""
+    """
+    A writer of code that stores to variables, registers, memory and bit fields.
+
+    ``values`` writes the stored values.
+    """
 
     def __init__(self, values: CellEmitter, writer: Writer, word_size: int) -> None:
         self._values = values
@@ -310,7 +314,11 @@ class ValueEmitter:
     # Exact values
 
     def exact(self, value: Value) -> None:
-        """Push a value in the range of its type; a wide one takes two cells."""
+        """
+        Write code that pushes a value, sign- or zero-extended to the cell.
+
+        Two cells for 64 bits in 32-bit programs.
+        """
         w = self._w
         match value:
             case Assign() | Step() | Choice() | Sequence() | FunctionCall():
@@ -402,7 +410,11 @@ class ValueEmitter:
                 self._w.drop(self.wide.width(value.type))
 
     def low(self, value: Value, bits: int) -> None:
-        """Push a value of which only the low ``bits`` bits are significant; in one cell if a word has as many bits."""
+        """
+        Write code that pushes a value whose bits above the low ``bits`` may be wrong, because they are not used.
+
+        It takes one cell if a word has that many bits.
+        """
         is_wide = self.wide.is_wide(value.type)
         match value:
             case _ if bits > self._bits:
@@ -450,7 +462,11 @@ class ValueEmitter:
             self._w.op(f"pbl {integer.bits}")
 
     def displacement(self, slot: int) -> int:
-        """Return the displacement of a variable from SBP; parameters are at SBP and above, the last one first."""
+        """
+        Return the displacement in cells, from SBP, of the variable ``slot``; negative slots are parameters.
+
+        Variables are below SBP; parameters are at SBP and above, the last one first.
+        """
         return -(slot + 1) if slot >= 0 else self._parameters + slot
 
     def _load_variable(self, variable: Variable) -> None:
@@ -463,7 +479,7 @@ class ValueEmitter:
         self.cut(variable.type)  # the cell may contain more bits
 
     def index(self, variable: Variable) -> None:
-        """Push the variable number of an array's element."""
+        """Write code that pushes the number of the RPN variable in which an array element of the program is stored."""
         assert variable.index is not None
         self.exact(variable.index)
         if self.wide.is_wide(variable.type):
@@ -483,7 +499,7 @@ class ValueEmitter:
     # Operators
 
     def _tested(self, value: Value) -> None:
-        """Push a cell that is 0 if and only if a value is 0."""
+        """Write code that pushes any number other than 0 if a value is not 0, else 0."""
         self.exact(value)
         if self.wide.is_wide(value.type):
             self.wide.test()
@@ -496,7 +512,7 @@ class ValueEmitter:
             self._w.code("push 0; eq")
 
     def _truth(self, value: Value) -> None:
-        """Push 1 for a value other than 0, else 0."""
+        """Write code that pushes 1 if a value is not 0, else 0."""
         self._tested(value)
         if not is_truth(value):
             self._w.code("push 0; eq; push 1; xor")
@@ -546,7 +562,7 @@ class ValueEmitter:
 
     def branch(self, condition: Value, label: str, *, when: bool) -> None:
         """
-        Write a jump to ``label``, taken if the truth value of a condition is ``when``.
+        Write a jump to ``label`` that is taken if the condition is true and ``when`` is True, or both are false.
 
         After the jump the stack has one more cell, which ``landing`` drops.
         """
@@ -601,7 +617,7 @@ class ValueEmitter:
     # Strings and functions
 
     def _differs(self, test: TextTest | CommTest) -> None:
-        """Push 0 if a string matches the literal of the test, else 1."""
+        """Write code that pushes 0 if the tested string equals or begins with the test's literal, else 1."""
         if isinstance(test, TextTest):
             self.exact(test.address)
             self._w.op(f"match {'strn' if test.is_prefix else 'str'}, {quoted(test.text)}")

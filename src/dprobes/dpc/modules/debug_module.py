@@ -39,13 +39,13 @@ _C_ARGUMENTS = 6
 
 
 def is_entry_by_name(place: str) -> bool:
-    """Return whether a place is written as a function name alone."""
+    """Return whether a probepoint's place is a function's name alone, and not ``FUNCTION+8`` or a file offset."""
     match = _PLACE.match(place)
     return match is not None and match["distance"] is None and _NUMBER.match(place) is None
 
 
 class DebugModule:
-    """A module with its debug information."""
+    """A module's file with its symbols and, read at the first use, its debug information (DWARF)."""
 
     def __init__(self, elf: ElfFile, symbols: SymbolProvider = OWN_SYMBOLS) -> None:
         self.elf = elf
@@ -107,7 +107,11 @@ class DebugModule:
         return None if found is None else found.name
 
     def prologue_end(self, function: Entry, entry: int) -> int:
-        """Return the link address after a function's prologue, which stores its arguments; ``entry`` if unknown."""
+        """
+        Return the link address after the prologue of the function at ``entry``, the code that stores its arguments.
+
+        Return ``entry`` if its end is not known.
+        """
         from dprobes.dwarf.address_lists import ranges_of
         from dprobes.dwarf.dwarf_numbers import At
         from dprobes.dwarf.line_table import LineProgram, LineSections
@@ -160,7 +164,12 @@ class DebugModule:
     # For values
 
     def machine(self, *, at_entry: bool = False, at_return: bool = False) -> Machine:
-        """Return the facts for computing values; with ``at_return``, only the registers at the entry are known."""
+        """
+        Return the facts about the processor and the place that the computation of values needs.
+
+        With ``at_entry``, the place is a function's first instruction. With ``at_return``, the function has returned:
+        only the registers at its entry are known.
+        """
         from dprobes.dpc.modules.debug_values import Machine
 
         word = Integer("unsigned long", self.elf.word_size, is_signed=False, rank=4)

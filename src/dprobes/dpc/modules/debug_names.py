@@ -61,7 +61,11 @@ _LISTED = 3  # maximum number of ranges in a hint
 
 
 class ModuleNames:
-    """The variables, enumerators and types of a module in ``scope``, outside of a function."""
+    """
+    The names for code outside of any described function: a module's variables, enumerators and types.
+
+    ``scope`` decides which of several entries with a name is meant.
+    """
 
     def __init__(self, module: DebugModule, file: DebugFile, types: DebugTypes, scope: NameScope) -> None:
         self._module = module
@@ -71,15 +75,15 @@ class ModuleNames:
         self.types = ScopedTypes(types.of, scope)
 
     def returned(self) -> ModuleVariable | None:
-        """Return None: there is no function."""
+        """Return None: only a function has a return value."""
         return None
 
     def parameter_type(self, number: int) -> CType | None:  # noqa: ARG002 - no function has it
-        """Return None: there is no function."""
+        """Return None: only a function has parameters."""
         return None
 
     def parameter(self, number: int, type_: CType) -> ModuleVariable | None:  # noqa: ARG002 - no function has it
-        """Return None: there is no function."""
+        """Return None: only a function has parameters."""
         return None
 
     def find(self, name: str) -> ModuleVariable | None:
@@ -94,7 +98,11 @@ class ModuleNames:
         return self._meant(name, self._scope.near_groups(name, _NAMED))
 
     def member_of(self, scattered: Scattered, member: Member) -> typed_values.Value | Scattered:
-        """Return a member of a structure whose bytes are not all in memory."""
+        """
+        Return a member of a structure that is at least partly in registers.
+
+        A structure in it is returned as its parts.
+        """
         return part_of(scattered, member, self._module.machine())
 
     def _meant(self, name: str, groups: Iterator[Sequence[Scoped]]) -> ModuleVariable | None:
@@ -400,7 +408,11 @@ class ProbeNames:
         return None
 
     def member_of(self, scattered: Scattered, member: Member) -> typed_values.Value | Scattered:
-        """Return a member of a structure whose bytes are not all in memory."""
+        """
+        Return a member of a structure that is at least partly in registers.
+
+        A structure in it is returned as its parts.
+        """
         return part_of(scattered, member, self._machine)
 
     # Places

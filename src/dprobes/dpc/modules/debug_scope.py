@@ -73,7 +73,7 @@ class NameScope:
         self._known_spellings: dict[tuple[int, str], Sequence[str]] = {}
 
     def outermost(self) -> NameScope:
-        """Return the scope of the same source file outside of any class, namespace or block."""
+        """Return the scope for a name that begins with ``::``: the same source file, outside of any block or class."""
         return NameScope(self._file, self._units)
 
     def groups(self, name: str, tags: Collection[int], *, c_declarations: bool = True) -> Iterator[Sequence[Scoped]]:
@@ -243,7 +243,7 @@ def _is_whole(entry: Entry) -> bool:
 
 
 def ambiguity(written: str, found: Sequence[Scoped]) -> TargetError:
-    """Return the error for a name with several possible meanings."""
+    """Return the error for a name with several meanings; it lists them by scope, or else by source file."""
     names = ["::".join([*(s.name for s in each.scopes if s.name), each.entry.name or ""]) for each in found]
     files = [_source_of(each.entry) for each in found]
     if len(set(names)) == len(names):

@@ -268,7 +268,11 @@ def base_type(name: str, size: int, word_size: int, *, is_signed: bool) -> Integ
 
 
 def rank_of(name: str, size: int, word_size: int) -> int:
-    """Return the rank of an integer type in conversions (C17 6.3.1.1)."""
+    """
+    Return the conversion rank of the integer type called ``name``; ``size`` and ``word_size`` are in bytes.
+
+    Of two types, that of higher rank is the common type (C17 6.3.1.1).
+    """
     if size == 8:
         return LONG_LONG.rank if "long long" in name or word_size < 8 else 4
     if size == 4:
@@ -384,9 +388,9 @@ class Machine(NamedTuple):
 
 def value_at(location: Location, type_: CType, machine: Machine) -> typed_values.Value | Scattered:
     """
-    Return the value at a location: a number, memory, or several parts.
+    Return the value of a variable at a location from debug information; raise ``NotKnownError`` if it has none.
 
-    Raise ``NotKnownError`` if it is unavailable.
+    A structure that is not in memory is returned as ``Scattered``.
     """
     match location:
         case Unavailable(reason):
@@ -402,7 +406,11 @@ def value_at(location: Location, type_: CType, machine: Machine) -> typed_values
 
 
 def in_registers(type_: CType, parts: Sequence[ResultPart], machine: Machine) -> ModuleVariable:
-    """Return an argument or a result in registers; raise ``NotKnownError`` if ``parts`` is empty."""
+    """
+    Return an argument or a result whose ``parts`` are in registers, in the order of their offsets.
+
+    Raise ``NotKnownError`` if ``parts`` is empty: handlers cannot read its registers.
+    """
     if not parts:
         raise NotKnownError("in no register that a handler can read")
     made = tuple(
@@ -436,7 +444,11 @@ def returned_value(type_: CType, machine: Machine, *, is_x86: bool) -> ModuleVar
 
 
 def part_of(scattered: Scattered, member: Member, machine: Machine) -> typed_values.Value | Scattered:
-    """Return a member of a structure whose bytes are not all in memory; raise ``NotKnownError`` without a value."""
+    """
+    Return a member of a structure that is at least partly in registers.
+
+    Raise ``NotKnownError`` if it has no value.
+    """
     size = size_of(member.unit or member.type) or 1
     start, end = member.offset, member.offset + size
     found = tuple(
@@ -454,7 +466,11 @@ def part_of(scattered: Scattered, member: Member, machine: Machine) -> typed_val
 
 
 def _bits(unit: typed_values.Value, member: Member, machine: Machine) -> typed_values.Value:
-    """Return the value of a bit field: shift its unit left to drop higher bits, then right to extend the field."""
+    """
+    Return the value of a bit field in ``unit``, the loaded integer that contains it.
+
+    The unit is shifted left to drop higher bits, then right, which extends the sign.
+    """
     assert member.bits is not None
     integer = member.type.base if hasattr(member.type, "base") else member.type
     is_signed = isinstance(integer, Integer) and integer.is_signed

@@ -63,7 +63,7 @@ _TAGGED = {"struct": (Kind.STRUCT,), "union": (Kind.UNION,), "enum": (Kind.ENUM,
 
 @contextlib.contextmanager
 def damage_reported() -> Iterator[None]:
-    """Raise ``TargetError`` if BTF is malformed."""
+    """Raise ``TargetError`` for a ``FormatError`` in the ``with`` block, which reads the kernel's BTF."""
     try:
         yield
     except (IndexError, ValueError, FormatError, RecursionError) as error:
@@ -238,7 +238,7 @@ _MACHINE = Machine(_LONG, "little", {}, lambda _address: None, lambda _address: 
 
 
 class BtfModule:
-    """The running kernel or one of its modules, described by its types."""
+    """The running kernel or one of its modules, whose names and types are those of its BTF."""
 
     def __init__(self, btf: Callable[[], Btf | None]) -> None:
         """Read the types with ``btf`` at the first request; it returns None if the kernel exposes none."""
@@ -260,7 +260,12 @@ class BtfModule:
         return self.declared(kind, tag)
 
     def names_at(self, place: str | None, *, at_return: bool) -> BtfNames:
-        """Return the names at the entry or return of a function; elsewhere, only names of the whole kernel."""
+        """
+        Return the names that BTF has for a probe's code: parameters and return value of ``place``, variables and types.
+
+        Only a function's name has parameters: at its first instruction or, ``at_return``, at its return. For another
+        place, and for None, there are only variables and types.
+        """
         name = None if place is None else place.strip('"')
         function = name if name is not None and name.isidentifier() else None
         return BtfNames(self, function, at_return=at_return)
@@ -283,7 +288,12 @@ class _TypesNear:
 
 
 class BtfNames:
-    """The names at the entry or, ``at_return``, the return of a kernel ``function``, None for other places."""
+    """
+    The parameters and return value of a kernel function by BTF, and the kernel's variables and types.
+
+    ``function`` is None at a place that is not the entry or, ``at_return``, the return of one: only variables and
+    types.
+    """
 
     def __init__(self, module: BtfModule, function: str | None, *, at_return: bool) -> None:
         self._module = module
@@ -342,11 +352,15 @@ class BtfNames:
         return returned_value(type_, _MACHINE, is_x86=True)
 
     def names(self) -> list[str]:
-        """Return the names of the parameters."""
+        """Return the names of the function's parameters, in their order; empty without a function."""
         return [name for name, _, _ in self._parameters if name]
 
     def member_of(self, scattered: Scattered, member: Member) -> typed_values.Value | Scattered:
-        """Return a member of a structure whose bytes are not all in memory."""
+        """
+        Return a member of a structure that is at least partly in registers.
+
+        A structure in it is returned as its parts.
+        """
         return part_of(scattered, member, _MACHINE)
 
     def parameter_type(self, number: int) -> CType | None:
@@ -401,7 +415,11 @@ _CHARACTERS = re.compile(r"(?:const )?(?:(?:un)?signed )?char ?\[(\w*)\]")
 
 
 class KernelModule:
-    """The kernel or one of its modules; ``described`` returns its file with debug information, or None."""
+    """
+    The kernel or one of its modules, with BTF and debug information.
+
+    ``described`` returns the file with debug information, None if this machine has none.
+    """
 
     def __init__(self, types: BtfModule, described: Callable[[], ElfFile | None]) -> None:
         self._btf = types
@@ -431,7 +449,12 @@ class KernelModule:
         return None if self.debug is None else self.debug.types
 
     def names_at(self, place: str | None, *, at_return: bool) -> KernelNames:
-        """Return the names that code at a place may use: ``FUNCTION`` or ``FUNCTION+8``."""
+        """
+        Return the names that a probe's code at ``place``, ``FUNCTION`` or ``FUNCTION+8``, may use.
+
+        With ``at_return`` the return of the function is probed. For None these are the variables and types of the whole
+        kernel.
+        """
         return KernelNames(self, self._btf.names_at(place, at_return=at_return), place, at_return=at_return)
 
     def given_at(self, place: str, *, at_return: bool) -> EventTypes:
@@ -552,5 +575,9 @@ class KernelNames:
         return f"known at this place: {', '.join(names)}; {declared}" if names else None
 
     def member_of(self, scattered: Scattered, member: Member) -> typed_values.Value | Scattered:
-        """Return a member of a structure whose bytes are not all in memory."""
+        """
+        Return a member of a structure that is at least partly in registers.
+
+        A structure in it is returned as its parts.
+        """
         return self._btf.member_of(scattered, member)

@@ -112,7 +112,11 @@ class LateNames:
         return f"known at this place: {', '.join(known[:_LISTED])}{', …' * (len(known) > _LISTED)}; {elsewhere}"
 
     def member_of(self, scattered: Scattered, member: Member) -> typed_values.Value | Scattered:
-        """Return a member of a structure whose bytes are not all in memory."""
+        """
+        Return a member of a structure that is at least partly in registers.
+
+        A structure in it is returned as its parts.
+        """
         assert self._names is not None
         return self._names.member_of(scattered, member)
 
@@ -126,7 +130,11 @@ class DescribedModule(DebugModule):
         return self.names_at(None, at_return=False).types
 
     def names_at(self, place: str | None, *, at_return: bool) -> LateNames:
-        """Return the names that code at ``place`` may use; those of the module if it is None."""
+        """
+        Return the names that a probe's code at ``place`` may use; only variables and types of the module if it is None.
+
+        With ``at_return``, the place is a function of which the return is probed.
+        """
         return LateNames(self, place, at_return=at_return)
 
     def given_at(self, place: str, *, at_return: bool) -> UsdtTypes:  # noqa: ARG002 - which a USDT probe has not

@@ -74,7 +74,11 @@ class ProbedModules:
         return self._of(KERNEL) if name in ("", KERNEL) or name.startswith(KERNEL_MODULE) else None
 
     def names_at(self, point: Point) -> PlaceNames | None:
-        """Return the names at a point; None if its module has no description."""
+        """
+        Return the names from debug information that code at a point may use.
+
+        Return None if its module has no description.
+        """
         module = self._of(self._name_of(point))
         place = point.place if point.kind is PointKind.CODE else None
         return None if module is None else module.names_at(place, at_return=point.at_return)
@@ -162,7 +166,7 @@ class ModuleFiles:
         return None if elf is None else DescribedModule(elf, FileSymbols(self._symbols))
 
     def _of_kernel(self, name: str) -> ProbedModule:
-        """Return the description of the kernel or one of its modules."""
+        """Return the description of the kernel module ``name``, "" for the kernel, by BTF and debug information."""
         from dprobes.dpc.modules.kernel_module import BtfModule, KernelModule
         from dprobes.target.kernel.kernel_files import described_kernel, described_module
 

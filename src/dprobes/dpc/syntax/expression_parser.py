@@ -32,7 +32,7 @@ _QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)*"|`[^`]*`')
 
 
 class TokenStream(TextTokens):
-    """The tokens of a program."""
+    """The tokens of a program in DProbes C; the place of a probepoint is one word."""
 
     def __init__(self, text: Preprocessed, diagnostics: Diagnostics) -> None:
         super().__init__(text.text, _TOKEN, text.span, diagnostics, "the end of the program")
@@ -75,7 +75,7 @@ _DEPTH_MAX = 100
 
 
 class Cursor(TokenCursor[TokenStream]):
-    """A cursor on the tokens of a program."""
+    """A position in the tokens of a program in DProbes C, with a limit on the depth of nesting."""
 
     def __init__(self, tokens: TokenStream, diagnostics: Diagnostics) -> None:
         super().__init__(tokens, diagnostics, _DEPTH_MAX)
@@ -174,7 +174,7 @@ class TypeParser(Protocol):
         """Return whether the next token, or a later one, begins a type."""
 
     def type_name(self) -> syntax_tree.TypeName:
-        """Parse a type without a name."""
+        """Parse a type without a declared name, such as ``struct file *`` in a cast."""
 
 
 class ExpressionParser:

@@ -416,7 +416,11 @@ class _ProgramParser:
         return f"write the block after the place: {place} {{ … }}"
 
     def _refuse_filter(self, point: syntax_tree.Point) -> None:
-        """Report a condition in slashes after a place or at its end, with the correct form."""
+        """
+        Raise ``ParseError`` for a condition in slashes, ``/pid == 4/``, at or after a place.
+
+        The error's hint is ``when (pid == 4)``. Do nothing if there is no such condition before the block.
+        """
         cursor = self._cursor
         end, distance = cursor.last, 0
         while not cursor.sees("{", distance=distance) and cursor.peek(distance).kind is not TokenKind.END:

@@ -338,14 +338,18 @@ class StatementParser:
         return statement
 
     def _end(self, what: str, statement: syntax_tree.Expression | None = None) -> None:
-        """Consume the semicolon at the end of a statement; the last statement of a block may omit it."""
+        """
+        Consume the semicolon after a statement, which ``what`` names in the error; the last one of a block may omit it.
+
+        ``statement`` is the expression before it, for a hint about a construct of another language.
+        """
         if not self._cursor.sees("}", ";"):
             message = f"expected ';' after {what}, found {self._cursor.peek().described}"
             raise self._cursor.wrong(message, hint=self._hint_behind(statement))
         self._cursor.accept(";")
 
     def _hint_behind(self, statement: syntax_tree.Expression | None) -> str | None:
-        """Return a hint for a statement without a semicolon."""
+        """Return a hint for the missing semicolon after an expression statement; None if there is none."""
         cursor = self._cursor
         found = cursor.peek()
         rest = " ".join(re.split(r"[;}]", cursor.tokens.text[found.start :], maxsplit=1)[0].split())
@@ -366,7 +370,7 @@ class StatementParser:
         return f"write ';' before '{found.text}'" if found.kind in (TokenKind.NAME, TokenKind.TABLE) else None
 
     def condition(self, what: str) -> syntax_tree.Expression:
-        """Parse a condition in brackets after a word."""
+        """Parse a condition in parentheses after the keyword ``what``, such as ``if``."""
         cursor = self._cursor
         if not cursor.sees("("):
             brace = cursor.tokens.text.find("{", cursor.peek().start)

@@ -63,7 +63,7 @@ __all__ = [
 
 
 class Number(Node):
-    """A constant; ``suffix`` is the text after its digits, in lower case."""
+    """A number or character constant; ``suffix`` is the text after the digits in lower case, or ``char``."""
 
     value: int
     suffix: str
@@ -313,7 +313,7 @@ class For(Node):
 
 
 class Case(Node):
-    """A label of ``switch``: ``value`` is None for ``default``."""
+    """A label ``case value:`` of a ``switch``, or ``default:`` if ``value`` is None."""
 
     value: Expression | None
     span: Span
@@ -452,7 +452,7 @@ class ToolBlock(Node):
 
 
 class Function(Node):
-    """A function of the program."""
+    """A function that the program defines: return type, name, parameters and body."""
 
     name: str
     type: TypeName

@@ -52,7 +52,11 @@ class Part(NamedTuple):
 
 
 class Scattered(NamedTuple):
-    """A structure that is not entirely in memory: its parts by ascending offset."""
+    """
+    A structure that is at least partly in registers or optimized out, and not in memory as a whole.
+
+    ``parts`` are in ascending order of their offsets.
+    """
 
     parts: tuple[Part, ...]
     type: CType
@@ -109,13 +113,13 @@ class ModuleVariable(NamedTuple):
 
 
 class TracedField(NamedTuple):
-    """A field of a tracepoint or system call."""
+    """A named field of the tracepoint or system call that is probed."""
 
     name: str
 
 
 class FunctionSignature(NamedTuple):
-    """A function of the program."""
+    """A function that the program itself defines: its return type and the types of its parameters."""
 
     name: str
     type: CType
@@ -157,7 +161,7 @@ class Surroundings(NamedTuple):
         return not self.is_function and not self.is_tool
 
     def refusal(self, name: str) -> tuple[str, str]:
-        """Return the error message for a name that belongs to a hit, and a hint."""
+        """Return the error message and the hint for a name, such as ``arg0``, that has a value only at a hit."""
         if self.is_tool:
             return f"'{name}' belongs to a hit, and a block of the tool has none", "keep it in a variable or a table"
         return f"'{name}' is not known in a function", "give it to the function as an argument"
@@ -174,7 +178,7 @@ class NamedTypes(Protocol):
 
 
 class ProbedModule(Protocol):
-    """A probed module; ``declared`` looks up the program's own structures, by kind and tag."""
+    """A probed module; ``declared(kind, tag)`` returns a structure that the program itself defines, or None."""
 
     declared: Callable[[str, str], Record | None]
 
@@ -183,10 +187,18 @@ class ProbedModule(Protocol):
         """The types; None without a description."""
 
     def names_at(self, place: str | None, *, at_return: bool) -> PlaceNames:
-        """Return the names that code at a place may use; those of the module if the place is None."""
+        """
+        Return the names that a probe's code at ``place`` may use; only variables and types of the module if it is None.
+
+        With ``at_return``, the place is a function of which the return is probed.
+        """
 
     def given_at(self, place: str, *, at_return: bool) -> GivenTypes:
-        """Return the types at a place that is not code: a USDT probe, a tracepoint, ``syscall:NAME``."""
+        """
+        Return the types of the values that a place without code of its own gives: arguments of a USDT probe, or fields.
+
+        ``place`` is ``PROVIDER:NAME`` of a USDT probe, ``SUBSYSTEM:NAME`` of a tracepoint, or ``syscall:NAME``.
+        """
 
 
 class GivenTypes(Protocol):
@@ -196,7 +208,7 @@ class GivenTypes(Protocol):
     """True if any type was looked up: the name may then have another type at another place."""
 
     def type_of(self, name: str) -> CType | None:
-        """Return the type of a field or an argument; None if it is not known, or is a word."""
+        """Return the C type of the field or argument of this name; None if it is not known, or is a machine word."""
 
 
 class TypeListener(Protocol):
@@ -230,13 +242,21 @@ class PlaceNames(Protocol):
         """The types by their names at the place; None without a description."""
 
     def returned(self) -> ModuleVariable | None:
-        """Return the return value; None if it is not known. Raise ``NotKnownError`` if it is in no register."""
+        """
+        Return the return value of the probed function; None if its type is not known.
+
+        Raise ``NotKnownError`` if it is in no register.
+        """
 
     def parameter_type(self, number: int) -> CType | None:
-        """Return the type of a parameter of the function; None if it is not known."""
+        """Return the C type of the function's parameter ``number``, from 0; None if it is not known."""
 
     def parameter(self, number: int, type_: CType) -> ModuleVariable | None:
-        """Return a parameter, read as ``type_``; None if there is none. Raise ``NotKnownError`` if it has no value."""
+        """
+        Return the function's parameter ``number``, from 0, read as ``type_``; None if there is none.
+
+        Raise ``NotKnownError`` if it has no value at the place.
+        """
 
     def find(self, name: str) -> ModuleVariable | None:
         """
@@ -249,7 +269,11 @@ class PlaceNames(Protocol):
         """Return a hint for an unknown name; None if the module has no description."""
 
     def member_of(self, scattered: Scattered, member: Member) -> Value | Scattered:
-        """Return a member of a scattered structure; raise ``NotKnownError`` if it has no value."""
+        """
+        Return a member of a structure that is at least partly in registers; a structure in it is returned as its parts.
+
+        Raise ``NotKnownError`` if the member has no value.
+        """
 
 
 Declared = SlotName | Named | ProgramVariable | ModuleSymbol
@@ -259,7 +283,7 @@ Meaning = Declared | TracedField | ModuleVariable
 
 
 class Scope:
-    """The names of a block, including those of the enclosing blocks."""
+    """The names that are visible in a block of the program: its own, and those of the enclosing blocks."""
 
     def __init__(self, outer: Scope | None = None) -> None:
         self._outer = outer

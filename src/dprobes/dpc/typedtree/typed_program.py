@@ -156,7 +156,7 @@ class Switch(Node):
 
 
 class Steps(Node):
-    """A sequence of statements."""
+    """Statements that are executed in sequence, such as those of a block."""
 
     statements: tuple[Statement, ...]
 
@@ -176,14 +176,14 @@ class Jump(Node):
 
 
 class Result(Node):
-    """``return`` in a function."""
+    """``return`` in a function of the program, with the returned value or None."""
 
     value: Value | None
     span: Span
 
 
 class Ending(Enum):
-    """The end of a hit."""
+    """The way in which a statement ends the hit."""
 
     RETURN = "return"
     REMOVE = "remove"
@@ -233,7 +233,7 @@ def logs_in(statement: Statement) -> Iterator[Log]:
 
 
 def goes_on(statement: Statement) -> bool:
-    """Return whether control can reach the end of a statement."""
+    """Return whether control can reach the statement after ``statement``; False after ``return`` and ``exit``."""
     match statement:
         case Steps(statements):
             return all(goes_on(each) for each in statements)
@@ -266,7 +266,11 @@ class LogPaths:
     returns: tuple[frozenset[LogSequence], ...] = ()
 
     def number_of(self, sequence: LogSequence) -> int:
-        """Return the number of a sequence, 0 for the empty one."""
+        """
+        Return the number that stands for a sequence of ``printf`` in the handler's cell.
+
+        Return 0 for the empty sequence.
+        """
         number = 0
         for log in sequence:
             number = number * (self.logs + 1) + log
@@ -387,7 +391,7 @@ class TypedFunction(NamedTuple):
 
 
 class TypedProbe(NamedTuple):
-    """A typed probe for the points ``at``, with its sequences of ``printf``."""
+    """A typed probe with its sequences of ``printf``, for those of its points at which names have the same types."""
 
     probe: syntax_tree.Probe
     at: tuple[syntax_tree.Point, ...]

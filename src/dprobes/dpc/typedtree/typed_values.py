@@ -229,7 +229,7 @@ class Sequence(Node):
 
 
 class FunctionCall(Node):
-    """A call of a function of the program."""
+    """A call of a function that the program defines."""
 
     name: str
     arguments: tuple[Value, ...]
@@ -321,7 +321,11 @@ class CommName(Node):
 
 
 class StackTrace(Node):
-    """The call stack of the process or of the kernel, at most ``frames`` frames of it; None for the default."""
+    """
+    The call stack of the process or, with ``is_kernel``, of the kernel.
+
+    ``frames`` is the maximum, None for the default.
+    """
 
     is_kernel: bool
     frames: int | None

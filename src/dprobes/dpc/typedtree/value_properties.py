@@ -165,7 +165,7 @@ def is_item(argument: typed_values.Argument) -> bool:
 
 
 def form_of(argument: typed_values.Argument) -> Form:
-    """Return the form in which an argument is logged."""
+    """Return the form in which ``printf`` logs an argument: plain bytes, or an item if reading it may fail."""
     if not is_item(argument):
         return Form.RAW
     return (
@@ -235,7 +235,7 @@ def operands_of(value: typed_values.Argument) -> tuple[typed_values.Value, ...]:
 
 
 def does_something(value: typed_values.Value) -> bool:
-    """Return whether the computation of a value has side effects."""
+    """Return whether the computation of a value has side effects: assignments, ``++``, or calls of functions."""
     match value:
         case typed_values.Assign() | typed_values.Step() | typed_values.FunctionCall():
             return True

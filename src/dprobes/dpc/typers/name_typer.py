@@ -122,7 +122,11 @@ class NameTyper:
         return value
 
     def memory(self, name: syntax_tree.Name) -> typed_values.Memory | None:
-        """Return the place in memory of a name; None if it has none."""
+        """
+        Return the memory in which the variable that a name means is stored.
+
+        Return None if it is in registers or a constant.
+        """
         meaning = self.meaning(name)
         if isinstance(meaning, ModuleSymbol):
             return typed_values.Memory(self.symbol(meaning.name), meaning.type)
@@ -163,7 +167,7 @@ class NameTyper:
         return None
 
     def memory_of_module(self, name: syntax_tree.Name) -> typed_values.Memory | None:
-        """Return the place in memory of a variable from debug information; None if there is none."""
+        """Return the memory of a module's variable, by debug information; None for other names, and in registers."""
         found = self._of_module(name)
         return (
             found.value if isinstance(found, ModuleVariable) and isinstance(found.value, typed_values.Memory) else None
@@ -192,7 +196,11 @@ class NameTyper:
         return ModuleVariable(value, member.type)
 
     def _asked(self, span: Span, name: str, question: Callable[[], Answer]) -> Answer:
-        """Call ``question``; report an error from the debug information at ``span``, and raise ``TypingError``."""
+        """
+        Return the result of ``question``, a look-up of ``name`` in debug information.
+
+        Report its ``NotKnownError`` or ``TargetError`` at ``span``, and raise ``TypingError``.
+        """
         try:
             return question()
         except NotKnownError as error:
@@ -420,7 +428,11 @@ class CallTyper:
         self._is_tool = is_tool
 
     def call(self, call: syntax_tree.Call) -> Value:
-        """Return the value of a call."""
+        """
+        Return the value of a call of a function of the program or of the language.
+
+        Raise ``TypingError`` for errors.
+        """
         if (function := self._functions.get(call.function)) is not None:
             return self._function_call(call, function)
         match call.function, call.arguments:

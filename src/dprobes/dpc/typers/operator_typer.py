@@ -40,18 +40,18 @@ _COMPARISONS = ("==", "!=", "<", ">", "<=", ">=")
 
 
 class TypingError(Exception):
-    """Abort of the typing of a construct; the error is already reported."""
+    """Raised for an expression or statement without a valid type, after the error has been added to the diagnostics."""
 
 
 class OperatorTyper:
-    """A typer of operators; ``types`` has the target's word size."""
+    """A typer of operators: each method takes typed operands and returns the typed result, after C's conversions."""
 
     def __init__(self, types: TypeTable, diagnostics: Diagnostics) -> None:
         self._types = types
         self._diagnostics = diagnostics
 
     def wrong(self, span: Span, message: str, hint: str | None = None) -> TypingError:
-        """Report an error, and return the ``TypingError`` to raise."""
+        """Report an error at ``span`` with an optional hint, and return a ``TypingError``, which the caller raises."""
         self._diagnostics.error(span, message, hint=hint)
         return TypingError()
 
@@ -171,7 +171,11 @@ class OperatorTyper:
         return typed_values.Convert(value, type_)
 
     def in_cells(self, value: Value) -> Value:
-        """Return a value for arithmetic: a bit field that takes two cells, or whose unit does, becomes shifts."""
+        """
+        Return a value with which operators can calculate; only bit fields change.
+
+        A bit field of 64 bits or in a 64-bit unit becomes a load and shifts in 32-bit programs.
+        """
         if not isinstance(value, typed_values.BitField) or not self.is_wide_field(value):
             return value
         integer = integer_of(value.type)
@@ -192,14 +196,15 @@ class OperatorTyper:
         return isinstance(type_, Integer | Enumeration) and (size_of(type_) or 0) > self._types.word_size
 
     def width(self, type_: CType) -> int:
-        """Return the number of cells of a value."""
+        """Return the number of RPN stack cells of a value of this type: 2 for 64 bits in 32-bit programs, else 1."""
         return 2 if self.is_wide(type_) else 1
 
     def argument(self, number: int, type_: CType, *, at_entry: bool, is_certain: bool) -> Value:
         """
-        Return the argument that begins with the argument word ``number``; a wide one takes two words.
+        Return the function argument that begins in the argument word ``number``, from 0.
 
-        With ``at_entry``, it is the value at the entry of the call that returns; ``is_certain`` means that the entry
+        In 32-bit programs a 64-bit argument takes two words. With ``at_entry``, at the return of the function, it is
+        the value from the entry of the call. ``is_certain`` means that the probe's condition guarantees that the entry
         was seen.
         """
         low, high = (typed_values.Register(f"arg{number + n}", self._types.word, at_entry, is_certain) for n in (0, 1))
@@ -212,7 +217,11 @@ class OperatorTyper:
         )
 
     def moved(self, pointer: Value, count: Value, target: CType, span: Span, *, back: bool = False) -> Value:
-        """Return an address plus ``count`` elements of the type ``target``, or with ``back`` minus, as a word."""
+        """
+        Return ``pointer + count`` as a word or, with ``back``, ``pointer - count``.
+
+        ``count`` is in elements of ``target``.
+        """
         word = self._types.word
         size = typed_values.Constant(self.size(target, span), word)
         distance = folded(typed_values.Arithmetic("*", folded(typed_values.Convert(count, word)), size, word))
@@ -261,22 +270,30 @@ class ExpressionTyper(Protocol):
         """Return the number of a constant expression; report any other expression, and return None."""
 
     def kept(self, access: syntax_tree.TableAccess) -> Kept | None:
-        """Return the string or call stack in the entry of the keys; None if the table keeps numbers."""
+        """Return the string or call stack that ``@table[keys]`` stands for; None if the table has numbers as values."""
 
     def type_of(self, expression: syntax_tree.Expression) -> CType:
         """Return the type of an expression, before an array becomes the address of its first element."""
 
     def condition(self, expression: syntax_tree.Expression) -> Value:
-        """Return a value that can be tested; for a string or call stack in a table, the test that it exists."""
+        """
+        Return the value of a condition, a number or a pointer; raise ``TypingError`` for other values.
+
+        For ``@table[key]`` of a table of strings or call stacks it is 1 if the table has a value for the key, else 0.
+        """
 
     def kept_once(self, value: Value) -> tuple[Value | None, Value]:
-        """Return a value to compute first, or None, and a value without side effects that may be evaluated twice."""
+        """
+        Return (first, again) for a value that is needed twice: ``first`` is to be computed once, None if not needed.
+
+        ``again`` has no side effects: a constant, or the variable to which ``first`` assigns the value.
+        """
 
     def converted(self, value: Value, type_: CType, span: Span) -> Value:
         """Return a value converted to a type, as by an assignment."""
 
     def wrong(self, span: Span, message: str, hint: str | None = None) -> TypingError:
-        """Report an error, and return the ``TypingError`` to raise."""
+        """Report an error at ``span`` with an optional hint, and return a ``TypingError``, which the caller raises."""
 
 
 class PlaceTyper(ExpressionTyper, Protocol):

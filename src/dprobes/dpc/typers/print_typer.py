@@ -62,7 +62,7 @@ _OF_THEIR_ARGUMENT = ("str", "mem", "sym")
 
 
 def field_name(expression: syntax_tree.Expression) -> str:
-    """Return the name of an expression's field, a C identifier."""
+    """Return the name of an expression's field in records, a C identifier: that of its variable, member or function."""
     name = re.sub(r"[^A-Za-z0-9_]", "_", _name(expression))  # compilers name members ``_vptr.B`` and ``$t0``
     return (f"_{name}" if name[:1].isdigit() else name)[:NAME_MAX] or _UNNAMED
 
@@ -105,7 +105,11 @@ class PrintTyper:
         self._is_tool = is_tool
 
     def log(self, call: syntax_tree.Call, number: int) -> typed_program.Log:
-        """Return the ``printf`` with this number; raise ``TypingError`` for errors."""
+        """
+        Return the ``printf`` statement for a call, with its items and template; raise ``TypingError`` for errors.
+
+        ``number`` is that of the ``printf`` in its handler, from 1.
+        """
         if not call.arguments or not isinstance(format_ := call.arguments[0], syntax_tree.StringLiteral):
             message = "'printf' takes a format in quotes, then what it prints"
             hint = 'write printf("%d", x)'
@@ -189,7 +193,7 @@ class PrintTyper:
         return holder, item if is_logged else None
 
     def _elements(self, first: FirstElements) -> typed_values.Bytes:
-        """Return the bytes of the first elements of an array."""
+        """Return the memory of the first elements of an array, ``first.shown`` of them, for a list of numbers."""
         type_ = self._values.type_of(first.array)
         assert isinstance(type_, Array)
         address = folded(typed_values.Convert(self._values.value(first.array), self._values.types.word))
@@ -284,7 +288,7 @@ class PrintTyper:
 
 
 def _as_c_takes_it(value: Value, conversion: Conversion) -> Value:
-    """Return a number converted to the printed type: truncated, or signed if it is no larger than ``int``."""
+    """Return a number as C's ``printf`` would take it for a conversion: truncated for ``%hhd``, unsigned for ``%u``."""
     if not isinstance(value.type, Integer | Enumeration):
         return value
     letter = conversion.letter
@@ -303,7 +307,7 @@ def _as_c_takes_it(value: Value, conversion: Conversion) -> Value:
 
 
 def _as_people_take_it(conversion: Conversion, expression: syntax_tree.Expression) -> Conversion:
-    """Return the conversion that is printed for an expression: ``%v`` of durations has a unit."""
+    """Return the conversion with which an expression is printed: ``%v`` of a duration becomes one with a unit."""
     match expression:
         case syntax_tree.Name("elapsed") | syntax_tree.Call(
             "elapsed" | "pmc", (syntax_tree.StringLiteral("task-clock"),)
@@ -313,7 +317,7 @@ def _as_people_take_it(conversion: Conversion, expression: syntax_tree.Expressio
 
 
 def _laid_out(text: str, conversion: Conversion) -> str:
-    """Return a constant string in template form, with the width and precision of the conversion."""
+    """Return a string literal as the template prints it: truncated, padded, and with percent signs doubled."""
     flags = conversion.layout.rstrip("0123456789.")
     width, _, precision = conversion.layout.removeprefix(flags).lstrip("0").partition(".")
     shown = text[: int(precision or 0)] if "." in conversion.layout else text
@@ -322,7 +326,7 @@ def _laid_out(text: str, conversion: Conversion) -> str:
 
 
 def _is_place(expression: syntax_tree.Expression) -> bool:
-    """Return whether an expression is an address that is printed as a name."""
+    """Return whether an expression is a code address that ``%s`` prints as a name: ``func``, ``probe``, ``sym(x)``."""
     match expression:
         case syntax_tree.Name("func" | "probe") | syntax_tree.Call("sym"):
             return True
@@ -330,7 +334,7 @@ def _is_place(expression: syntax_tree.Expression) -> bool:
 
 
 def _list_of(conversion: Conversion, type_: CType, name: str) -> str:
-    """Return the place-holder of a list of numbers with commas."""
+    """Return the template's place-holder for an array: its numbers, each by ``conversion``, separated by commas."""
     holder = placeholder(conversion, type_, Form.BYTES)
     assert holder is not None
     return named(holder, name, is_list=True, has_commas=True)

@@ -103,7 +103,11 @@ class ProgramTyper:
         return ValueTyper(types, self.functions, scope, self._diagnostics, self.tables, where, self._tell)
 
     def declare(self, declared: syntax_tree.Declaration | syntax_tree.Function) -> None:
-        """Declare the names of a declaration or function; declarations come before functions."""
+        """
+        Add the names that a declaration or function of the program declares.
+
+        All declarations come before the functions.
+        """
         with suppress(TypingError, UnknownTypeError):
             if isinstance(declared, syntax_tree.Declaration):
                 self._declare(declared)
@@ -152,7 +156,7 @@ class ProgramTyper:
         return ProgramVariable(kind, first, count, element, isinstance(type_, Array), declarator.span)
 
     def _width(self, type_: CType) -> int:
-        """Return the number of cells of a value."""
+        """Return the number of RPN stack cells of a value of this type: 2 for 64 bits in 32-bit programs, else 1."""
         return 2 if (size_of(type_) or 0) > self.types.word_size else 1
 
     def _declare_function(self, function: syntax_tree.Function) -> None:

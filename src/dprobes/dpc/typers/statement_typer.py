@@ -33,7 +33,11 @@ _ENDS = {
 
 
 class StatementTyper:
-    """A typer of statements; ``result`` is a function's return type, else None. ``logs`` counts ``printf``."""
+    """
+    A typer of the statements of a handler, function or block.
+
+    ``result`` is the function's return type, None elsewhere; ``logs`` counts the ``printf`` statements so far.
+    """
 
     def __init__(
         self, values: ValueTyper, diagnostics: Diagnostics, *, result: CType | None = None, is_tool: bool = False

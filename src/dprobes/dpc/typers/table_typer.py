@@ -299,7 +299,7 @@ class Tables:
         return iter(self._tables.values())
 
     def find(self, name: str) -> KeyedTable | None:
-        """Return the table of a name; None if it was not used yet."""
+        """Return the table ``@name`` as its first use has defined it; None if no use has been typed yet."""
         return self._tables.get(name or UNNAMED)
 
     def written(self, name: str) -> Kept | None:
@@ -320,11 +320,15 @@ class Tables:
         return Key.parsed(written.value) if written is not None and written.value else None
 
     def text_size(self, name: str, position: int) -> int | None:
-        """Return the room in bytes for string literals at a place; None if handlers store none there."""
+        """
+        Return the room in bytes for strings in a key field, by its position, or in the value (VALUE) of a table.
+
+        Return None if no handler stores a string literal there.
+        """
         return self._quoted().get((name, position))
 
     def check(self) -> None:
-        """Report the tables that are printed or cleared but never written."""
+        """Report each table that the program prints or clears, but to which no statement of it assigns."""
         for name, span in self.named:
             if self.find(name) is None:
                 near = did_you_mean(f"@{name}", [f"@{each}" for each in self._tables])
@@ -368,7 +372,7 @@ def _with_room(
 
 
 class Kept(NamedTuple):
-    """Requirement of a use of a table for its values: kind and type, as in ``KeyedTable``."""
+    """The kind of values that one use of a table stores, and their type if they are not words, as in ``KeyedTable``."""
 
     kind: str
     value: str = ""
@@ -435,7 +439,7 @@ class TableTyper:
         return typed_values.TableValue(access.name or UNNAMED, keys, self._number_type(known.value))
 
     def kept(self, access: syntax_tree.TableAccess) -> typed_values.Kept | None:
-        """Return the string or call stack in the entry of the keys; None if the table keeps numbers."""
+        """Return the string or call stack that ``@table[keys]`` stands for; None if the table has numbers as values."""
         known = self._tables.find(access.name)
         key = known.kept if known is not None else self._tables.written_key(access.name)
         if key is None:
@@ -490,7 +494,7 @@ class TableTyper:
         return Kept(f"lhist({', '.join(str(bound or 0) for bound in bounds)})", kind), number
 
     def _last(self, value: syntax_tree.Expression, name: str) -> tuple[Kept, Argument]:
-        """Return the kept value and the argument of ``last``: a number, a string, a call stack."""
+        """Return the kind of value that ``@name = value`` stores, and the value: a number, a string or a call stack."""
         known, text = self._tables.find(name), self._strings.text(value)
         if text is None or isinstance(text, typed_values.Register):
             number, kind = self._number(value, known)
@@ -521,7 +525,11 @@ class TableTyper:
         return tuple(kind for kind, _ in found), tuple(value for _, value in found)
 
     def _key(self, key: syntax_tree.Expression, known: str, size: int | None) -> tuple[str, Argument]:
-        """Return the kind of a key field, and its value; ``known`` and ``size`` are as in ``_fitting``."""
+        """
+        Return (kind, value) of a key field of a table; ``known`` is its kind from earlier uses, "" if there are none.
+
+        ``size`` is the room in bytes for strings if handlers store string literals there, else None.
+        """
         text = self._strings.text(key)
         if isinstance(text, typed_values.NetworkAddress):
             raise self._values.wrong(key.span, "a network address is not a key", "use its number")
@@ -610,7 +618,7 @@ class TableTyper:
         return known, typed_values.Literal(text.text, limit, String(limit))
 
     def _part(self, text: Argument, span: Span) -> str:
-        """Return the kind of a key field or kept value that is not a number."""
+        """Return the kind of a string, call stack or process name in a table, as in the RPN statement ``table =``."""
         match text:
             case typed_values.CommName():
                 return "comm"

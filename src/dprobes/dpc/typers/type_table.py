@@ -46,7 +46,7 @@ _ELEMENTS_MAX = 1 << 32
 
 
 class UnknownTypeError(Exception):
-    """Abort of the typing of constructs that depend on an unknown type; the error is already reported."""
+    """Raised for a construct that depends on an unknown type, after the error has been added to the diagnostics."""
 
 
 class TypeTable:
@@ -126,7 +126,7 @@ class TypeTable:
         return type_
 
     def define(self, name: str, type_: CType) -> None:
-        """Define a name for a type."""
+        """Make ``name``, declared by ``typedef``, stand for a type from here on."""
         self._typedefs[name] = type_
 
     def base(self, specifier: syntax_tree.Specifier) -> CType:
@@ -319,7 +319,7 @@ class TypeTable:
 
 
 def _go_together(words: Sequence[str]) -> bool:
-    """Return whether words, in any order, form a type of C (C17 6.7.2)."""
+    """Return whether keywords, in any order, form an integer type of C, such as ``long unsigned`` (C17 6.7.2)."""
     signs = words.count("signed") + words.count("unsigned")
     rest = sorted(word for word in words if word not in ("signed", "unsigned", "int"))
     if signs > 1 or words.count("int") > 1:

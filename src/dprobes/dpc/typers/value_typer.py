@@ -62,7 +62,7 @@ class ValueTyper:
         """The number of cells of the variables on the RPN stack."""
 
     def wrong(self, span: Span, message: str, hint: str | None = None) -> TypingError:
-        """Report an error, and return the ``TypingError`` to raise."""
+        """Report an error at ``span`` with an optional hint, and return a ``TypingError``, which the caller raises."""
         return self.operators.wrong(span, message, hint)
 
     def converted(self, value: Value, type_: CType, span: Span) -> Value:
@@ -82,11 +82,15 @@ class ValueTyper:
         return self.operators.in_cells(value)
 
     def kept(self, access: syntax_tree.TableAccess) -> typed_values.Kept | None:
-        """Return the string or call stack in the entry of the keys; None if the table keeps numbers."""
+        """Return the string or call stack that ``@table[keys]`` stands for; None if the table has numbers as values."""
         return self.tables.kept(access)
 
     def condition(self, expression: syntax_tree.Expression) -> Value:
-        """Return a value that can be tested; for a string or call stack in a table, the test that it exists."""
+        """
+        Return the value of a condition, a number or a pointer; raise ``TypingError`` for other values.
+
+        For ``@table[key]`` of a table of strings or call stacks it is 1 if the table has a value for the key, else 0.
+        """
         if isinstance(expression, syntax_tree.TableAccess) and (kept := self.kept(expression)) is not None:
             return typed_values.Not(typed_values.KeptTest(kept, "", is_prefix=False, type=INT), INT)
         value = self.value(expression)
@@ -363,14 +367,18 @@ class ValueTyper:
         return typed_values.Sequence(typed_values.Assign(before, value, value.type), result, target.type)
 
     def kept_once(self, value: Value) -> tuple[Value | None, Value]:
-        """Return a value to compute first, or None, and a value without side effects that may be evaluated twice."""
+        """
+        Return (first, again) for a value that is needed twice: ``first`` is to be computed once, None if not needed.
+
+        ``again`` has no side effects: a constant, or the variable to which ``first`` assigns the value.
+        """
         if isinstance(value, typed_values.Constant | typed_values.Local):
             return None, value
         kept = self._kept(value)
         return typed_values.Assign(kept, value, kept.type), kept
 
     def _kept(self, value: Value) -> typed_values.Local:
-        """Return an unnamed variable for a value."""
+        """Return a new variable of the handler or function, without a name, that has room for a value."""
         first = self.slots
         self.slots += self.operators.width(value.type)
         return typed_values.Local(first, value.type)
@@ -394,7 +402,7 @@ class ValueTyper:
         return typed_values.Constant(offset, self.types.word)
 
     def _type_named(self, name: syntax_tree.Name) -> CType | None:
-        """Return the type of the module that a name means; None if the name has another meaning or none."""
+        """Return the type of this name in debug information; None if the name has another meaning or none."""
         if self.scope.find(name.name) is not None or name.name in PROVIDED:
             return None
         try:
@@ -424,5 +432,5 @@ class ValueTyper:
 
 
 def _behind(first: Value | None, value: Value) -> Value:
-    """Return a value that computes ``first`` before ``value``; ``value`` itself if ``first`` is None."""
+    """Return the expression ``first, value``; ``value`` itself if ``first`` is None."""
     return value if first is None else typed_values.Sequence(first, value, value.type)

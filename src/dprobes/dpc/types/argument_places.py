@@ -63,7 +63,7 @@ class ResultPart(NamedTuple):
 
 
 def argument_places(parameters: Sequence[CType], result: CType, word_size: int) -> list[ArgumentPlace]:
-    """Return the places of arguments; ``result`` is the return type."""
+    """Return where the ABI passes arguments of these types to a function that returns ``result``, in their order."""
     if word_size != 8:
         return list(_all_on_stack(parameters, result, word_size))
     free, vectors, offset = 0, 0, 8

@@ -180,7 +180,7 @@ class Member(NamedTuple):
 
 class Record:
     """
-    A structure or union; ``members`` is None until it is defined.
+    A structure or union; ``members`` is None until ``define`` has been called.
 
     ``definition`` defines it at the first request for its members or size. ``is_passed_by_address`` is True for a C++
     class with non-trivial objects: functions get the address of a copy.

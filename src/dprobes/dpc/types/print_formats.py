@@ -52,7 +52,11 @@ _FLAGGED = "diuxXo"
 
 
 class Conversion(NamedTuple):
-    """A conversion from ``start`` to ``end`` of a format; ``bytes_shown`` truncates a number, None prints all bytes."""
+    """
+    A conversion such as ``%-8lx`` at ``start`` to ``end`` (excluded) of a ``printf`` format.
+
+    ``bytes_shown`` is the size in bytes to which a number is truncated, as by ``hh``; None prints all bytes.
+    """
 
     start: int
     end: int
@@ -62,7 +66,7 @@ class Conversion(NamedTuple):
 
 
 def conversions(text: str) -> tuple[list[Conversion], int | None]:
-    """Return the conversions of a format, and the position of a percent sign that begins none, or None."""
+    """Return a format's conversions, and the position of a percent sign that begins no valid one, or None."""
     found: list[Conversion] = []
     position = 0
     while (start := text.find("%", position)) >= 0:
@@ -193,7 +197,7 @@ _DEPTH_MAX = 4
 
 
 class Expansion(NamedTuple):
-    """A format without ``%S``, and its values."""
+    """A ``printf`` format in which the members of a structure replace ``%S``, and the values of its conversions."""
 
     format: str
     values: tuple[syntax_tree.Expression | FirstElements, ...]
@@ -219,7 +223,7 @@ def is_text(type_: CType) -> bool:
 
 def expanded(expression: syntax_tree.Expression, record: Record, word_size: int) -> Expansion:
     """
-    Return the format and the values that print a structure.
+    Return the ``printf`` format and the values that print a structure's members, each as ``name=value``.
 
     Dots stand for members after the first ``VALUES_MAX`` values, for values larger than a word, and for virtual bases.
     """
@@ -233,7 +237,11 @@ class _Expander:
         self._values = values
 
     def record(self, expression: syntax_tree.Expression, record: Record, depth: int) -> str:
-        """Return the format of a structure."""
+        """
+        Return the format of a structure's members, and append their values.
+
+        ``depth`` counts the structures around it.
+        """
         values = self._values
         parts: list[str] = []
         for member in record.members or ():

@@ -238,7 +238,7 @@ PROCESSORS = {
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Note of a core file."""
+    """Note of a core file: its type, and its contents."""
 
     kind: NoteType
     data: bytes
@@ -247,7 +247,7 @@ class Note:
 @dataclass(frozen=True, slots=True)
 class CoreThread:
     """
-    Thread; ``registers`` is an ``elf_gregset_t``, ``more`` the notes of the other register sets.
+    State of a thread for a core file; ``registers`` is an ``elf_gregset_t``, ``more`` the other register sets' notes.
 
     ``pending`` and ``blocked`` are signal sets, bit n - 1 for signal n.
     """
@@ -263,7 +263,11 @@ class CoreThread:
 
 @dataclass(frozen=True, slots=True)
 class CoreProcess:
-    """Data of the process as a whole; ``signal_info`` is the ``siginfo_t`` of the first thread's signal."""
+    """
+    State of a process for a core file, apart from threads and memory.
+
+    ``signal_info`` is the ``siginfo_t`` of the first thread's signal.
+    """
 
     processor: CoreProcessor
     pid: int
@@ -292,7 +296,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class CoreLayout:
-    """File contents before the memory, the file offset of each segment's memory, and the file size in bytes."""
+    """Layout of a core file: its bytes before the memory, each segment's offset and the size of the file, in bytes."""
 
     head: bytes
     offsets: tuple[int, ...]
@@ -378,7 +382,7 @@ _OVERFLOW_ID = 65534
 
 def notes(process: CoreProcess, threads: Sequence[CoreThread], files: Sequence[Mapping]) -> bytes:
     """
-    Return the note segment of a core file.
+    Return the note segment of a core file: process, threads and mapped files.
 
     Debuggers select the first one of ``threads``, which must not be empty.
     """
@@ -417,7 +421,11 @@ def _padded(data: bytes) -> bytes:
 
 
 def _status(process: CoreProcess, thread: CoreThread) -> bytes:
-    """Return a ``struct elf_prstatus``; ``pr_fpvalid`` follows the registers, padded to a whole word."""
+    """
+    Return the contents of a thread's NT_PRSTATUS note, a ``struct elf_prstatus``.
+
+    ``pr_fpvalid`` follows the registers, padded to a whole word.
+    """
     processor = process.processor
     size, word = processor.word_size, processor.word
     mask = (1 << 8 * size) - 1
@@ -434,7 +442,7 @@ def _status(process: CoreProcess, thread: CoreThread) -> bytes:
 
 
 def _process_info(process: CoreProcess) -> bytes:
-    """Return a ``struct elf_prpsinfo``."""
+    """Return the contents of the NT_PRPSINFO note, a ``struct elf_prpsinfo``."""
     processor = process.processor
     ids = [process.uid, process.gid]
     if processor.id_size == 2:
@@ -466,7 +474,7 @@ _MANY = 0xFFFF  # PN_XNUM: the number of program headers is in the section heade
 
 
 def place(processor: CoreProcessor, note_bytes: bytes, segments: Sequence[Segment]) -> CoreLayout:
-    """Return the layout of a file with these notes and segments."""
+    """Return the layout of a core file for a note segment with these bytes, and memory segments."""
     size = processor.word_size
     header, entry, section = (
         struct.Struct(processor.prefix + forms[size]) for forms in (_HEADER, _PROGRAM_HEADER, _SECTION_HEADER)

@@ -62,14 +62,18 @@ class CoreMemory(Protocol):
     """
 
     def read(self, address: int, size: int) -> bytes:
-        """Return bytes of memory; fewer if some cannot be read."""
+        """
+        Return up to ``size`` bytes of memory, with the original code at breakpoints.
+
+        Fewer if some cannot be read.
+        """
 
     def has_any(self, start: int, size: int) -> bool:
-        """Return True if a page of the range exists, or if that is unknown."""
+        """Return True if the process has touched a page of the range, or if that is unknown."""
 
 
 class CorePart(NamedTuple):
-    """Mapping; ``may_be_empty`` is True if its pages that do not exist can only be zeros."""
+    """Mapping in a core file; ``may_be_empty`` is True if pages that the process never touched can only be zeros."""
 
     segment: Segment
     may_be_empty: bool
@@ -158,7 +162,7 @@ _PRESENT_OR_SWAPPED = 3 << 62  # Documentation/admin-guide/mm/pagemap.rst
 
 @dataclass(frozen=True, slots=True)
 class HeldThread:
-    """State of a thread; ``registers`` is empty if the thread could not be stopped."""
+    """State of a stopped thread for a core dump; ``registers`` is empty if the thread could not be stopped."""
 
     tid: int
     registers: bytes
@@ -272,7 +276,7 @@ def _auxiliary_vector(word_size: int, data: bytes) -> bytes:
 
 
 def _threads(request: CoreRequest, read: Reader) -> Iterator[CoreThread]:
-    """Iterate over the threads, without those that ended after the stop."""
+    """Iterate over the threads of a core dump with their register sets; those that have ended since are omitted."""
     for state in request.threads:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             yield _thread(request, state, read)
@@ -335,7 +339,11 @@ def write_core(request: CoreRequest, descriptor: int, hidden: AbstractMapping[in
 
 
 class _LocalMemory:
-    """Memory of a process; all of its pages count as existing if ``/proc/PID/pagemap`` cannot be read."""
+    """
+    Memory of a process on this machine, through ``/proc/PID/mem`` and ``pagemap``.
+
+    If ``pagemap`` cannot be read, all pages count as touched.
+    """
 
     def __init__(self, tid: int, descriptor: int, hidden: AbstractMapping[int, int]) -> None:
         self._descriptor, self._hidden, self._addresses = descriptor, hidden, sorted(hidden)
@@ -352,7 +360,7 @@ class _LocalMemory:
             os.close(self._pages)
 
     def has_any(self, start: int, size: int) -> bool:
-        """Return True if one of the pages exists."""
+        """Return True if the process has touched one of the pages, by ``/proc/PID/pagemap``."""
         count = size // PAGE_SIZE
         if self._pages < 0:
             return True
@@ -362,7 +370,7 @@ class _LocalMemory:
             return True
 
     def read(self, address: int, size: int) -> bytes:
-        """Return memory without breakpoints; empty if it cannot be read."""
+        """Return memory with the original code at breakpoints; empty if it cannot be read."""
         try:
             data = os.pread(self._descriptor, size, address)
         except (OSError, OverflowError):

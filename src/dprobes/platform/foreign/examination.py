@@ -36,7 +36,7 @@ __all__ = ["LENGTH", "Limits", "Outcome", "serve"]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits for reading a file: address space in bytes (RLIMIT_AS), CPU time and elapsed time in seconds."""
+    """Limits for examining a file: address space in bytes (RLIMIT_AS), CPU time and elapsed time in seconds."""
 
     memory: int = 1 << 30
     processor_time: int = 10
@@ -55,7 +55,7 @@ _IDLE_TIME = 30.0
 
 
 class Outcome(enum.Enum):
-    """Result of a question, sent as one byte; with ANSWER, the descriptor of the answer's memfd is attached."""
+    """Result of examining a file, sent to the client as one byte; an ANSWER has the descriptor of a memfd attached."""
 
     ANSWER = b"a"
     NO_TIME = b"t"
@@ -64,7 +64,11 @@ class Outcome(enum.Enum):
 
 
 def serve(connection: socket.socket) -> None:
-    """Answer questions until the client closes the connection, or none arrives for ``_IDLE_TIME``."""
+    """
+    Answer a client's questions about files until it closes the connection, or asks none for ``_IDLE_TIME``.
+
+    Each file is examined in a forked child with limits.
+    """
     # The out-of-memory killer shall kill this process before any other, because others do not depend on it.
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
@@ -94,7 +98,7 @@ def _receive(connection: socket.socket, length: int) -> bytes:
 
 
 def _load_what_is_needed() -> None:
-    """Import the modules that children use, once before they are forked."""
+    """Import the modules that examining a file needs, so that forked children need not do so."""
     import iced_x86  # noqa: F401 - so that it is loaded
 
     import dprobes.resolve.breakpoints
@@ -119,7 +123,7 @@ def _answer(connection: socket.socket, descriptor: int, payload: bytes) -> None:
 
 
 def _failure(status: int) -> Outcome:
-    """Return the reason why a child sent no answer, by its wait status."""
+    """Return the outcome for a child that has sent no answer, by its wait status."""
     if os.WIFEXITED(status):
         return Outcome.NO_MEMORY if os.WEXITSTATUS(status) == _NO_MEMORY else Outcome.FAILED
     # Other allocators than Python's abort without memory; a SIGKILL may also be for lack of memory.

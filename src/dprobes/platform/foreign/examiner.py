@@ -41,7 +41,7 @@ _HINT = "if you trust the file, make root its owner and only writer"
 
 
 class Examiner:
-    """Client of a process that answers questions about files, each within ``limits``; any thread may ask."""
+    """Client of a process that examines other users' files, each within ``limits``; any thread may call ``examine``."""
 
     def __init__(self, limits: Limits | None = None) -> None:
         self._limits = limits or Limits()

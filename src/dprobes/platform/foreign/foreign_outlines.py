@@ -69,7 +69,7 @@ _MACHINES: dict[str, Literal[4, 8]] = {"i386": 4, "x86_64": 8}
 @dataclass(frozen=True, slots=True)
 class Question:
     """
-    Question about a file, which messages call ``path``; ``program`` is to be resolved in it, None for an outline only.
+    Request to examine the file ``path``: for an outline and, if ``program`` is given, for the program's probepoints.
 
     If ``soname`` is given, a file with another SONAME yields no result. ``own_functions`` are functions at which the
     engine itself places probepoints. ``wants_moves`` requests nearby instructions where uprobes are cheaper.
@@ -86,7 +86,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """Result of a question: the module, the program resolved in it if one was given, and warnings as text."""
+    """Result of examining a file: the module, the program's probepoints if one was given, and warnings as text."""
 
     module: OutlinedModule
     resolved: ResolvedModule | None
@@ -161,7 +161,7 @@ def _resolution(module: Module, resolved: ResolvedModule) -> dict[str, Any]:
 
 
 def _usdt(site: UsdtSite | None) -> list[Any] | None:
-    """Return the answer's row for the site of a USDT probe; None for None."""
+    """Return a USDT probe's site as a JSON value; None for None."""
     if site is None:
         return None
     return [site.provider, site.name, site.semaphore, site.counter, _shortened(site.described)]
@@ -199,7 +199,7 @@ def read_answer(data: bytes, question: Question) -> Examined | None:
 
 
 class _Reader:
-    """Reader of answers, which refuses an answer as a whole if anything in it is invalid."""
+    """Reader of an untrusted answer in JSON; it raises ``TargetError`` if anything in the answer is invalid."""
 
     def __init__(self, question: Question) -> None:
         self._question = question

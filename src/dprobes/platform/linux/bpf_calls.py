@@ -115,7 +115,7 @@ class Request:
 
 def issue(request: Request) -> int:
     """
-    Make a request, and return the descriptor of the object.
+    Issue a request for a kernel object, and return the object's descriptor.
 
     Repeat it if a signal made the verifier fail with EAGAIN.
     """
@@ -177,7 +177,7 @@ class ProgramFlag(IntFlag):
 
 
 class LogLevel(IntFlag):
-    """Level of the verifier's log (BPF_LOG_*)."""
+    """Levels of detail of the verifier's log (BPF_LOG_*)."""
 
     LEVEL1 = 1
     LEVEL2 = 2
@@ -186,7 +186,7 @@ class LogLevel(IntFlag):
 
 class Program(NamedTuple):
     """
-    Program to load.
+    BPF program to load, with the attributes of BPF_PROG_LOAD.
 
     ``instructions`` are 8 bytes each, with the descriptors of maps in place. ``btf`` is the descriptor of type
     information for ``functions``: the records {u32 first instruction, u32 type id} of ``struct bpf_func_info``, one for
@@ -294,7 +294,7 @@ class ProgramRunner:
 
 class ProgramInfo(NamedTuple):
     """
-    Kernel's information about a loaded program.
+    Statistics of the kernel about a loaded BPF program.
 
     ``run_time`` (nanoseconds) and ``runs`` count while statistics are enabled; ``recursion_misses`` are runs that did
     not take place because the program was running already on that CPU.
@@ -314,7 +314,7 @@ _PROGRAM_INFO = struct.Struct("=4xI184xQQQI4x")
 
 
 def program_info(program_fd: int) -> ProgramInfo:
-    """Return the kernel's information about a program."""
+    """Return the kernel's statistics about a loaded BPF program, by its descriptor."""
     info = ctypes.create_string_buffer(_PROGRAM_INFO.size)
     call(Command.OBJ_GET_INFO_BY_FD, attributes_of(_OBJECT_INFO, program_fd, len(info), ctypes.addressof(info)))
     return ProgramInfo(*_PROGRAM_INFO.unpack(info.raw))
@@ -349,7 +349,7 @@ _BTF_LOAD = struct.Struct("=16xI12x")
 
 
 def load_btf(blob: bytes) -> int:
-    """Load type information and return its descriptor."""
+    """Load BTF type information into the kernel (BPF_BTF_LOAD) and return its descriptor."""
     return issue(Request(Command.BTF_LOAD, _BTF_LOAD.pack(len(blob)), {0: blob}))
 
 
@@ -590,7 +590,7 @@ _COUNT = struct.Struct("=Q")
 
 def missed_hits(link: int, offset: int) -> int:
     """
-    Return a link's number of hits that ran no program.
+    Return how many hits of a link's probes ran no program, as the kernel has counted them.
 
     ``offset`` is the byte offset of the count in ``bpf_link_info``.
     """

@@ -158,10 +158,9 @@ class _Proxy:
 
     def wait_for(self, milliseconds: int) -> bool:
         """
-        Wait as ``wait`` does, but kill a proxy that has not ended in time; return True if it exited by itself.
+        Wait at most ``milliseconds`` for the proxy to end, then kill it; return True if it exited by itself.
 
-        A proxy that does not end after that either is abandoned. Time in which the proxy waits for a CPU does not
-        count.
+        A proxy that does not end even then is abandoned. Time in which the proxy waits for a CPU does not count.
         """
         process = os.pidfd_open(self._pid)
         try:
@@ -288,7 +287,7 @@ def close_in_proxy(descriptors: Sequence[int]) -> None:
 
 
 class _Holder:
-    """Copies of descriptors in a proxy until ``finish``, or until this process has ended."""
+    """Proxy that has copies of file descriptors open until ``finish``, or until this process has ended."""
 
     def __init__(self, descriptors: Sequence[int]) -> None:
         begun, says_begun = os.pipe()
@@ -313,13 +312,13 @@ class _Holder:
         os.close(begun)
 
     def finish(self) -> None:
-        """Close the copies; they are closed when this returns."""
+        """Make the proxy close its copies, and wait until it has."""
         os.close(self._ours)  # its read returns the end of the pipe
         self._proxy.wait()
 
 
 def _between(kept: set[int]) -> Iterator[tuple[int, int]]:
-    """Iterate over the ranges of descriptors, first and last, between the kept ones."""
+    """Iterate over the ranges (first, last) of descriptor numbers that contain none of the ``kept`` ones."""
     first = 0
     for descriptor in sorted(kept):
         if first < descriptor:

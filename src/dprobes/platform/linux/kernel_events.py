@@ -47,5 +47,5 @@ class KernelEvents:
                 is_lossy = True
 
     def close(self) -> None:
-        """Stop receiving events."""
+        """Close the socket; no further events are received."""
         self._socket.close()

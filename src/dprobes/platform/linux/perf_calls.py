@@ -157,10 +157,11 @@ def open_uprobe(
     unit: ProbeUnit, path: str | bytes, offset: int, *, pid: int = -1, is_return: bool = False, counter: int = 0
 ) -> int:
     """
-    Return the event of a uprobe at a file offset, in one process or (-1) all; one descriptor is for all CPUs.
+    Return the descriptor of a perf event for a uprobe, in one process or (-1) all, on all CPUs.
 
-    ``counter`` is the file offset of a 16-bit number that the kernel raises by one as long as the uprobe exists, 0 for
-    none. Raise OSError if the kernel does not support it.
+    ``offset`` is that in the file ``path``; with ``is_return``, returns of the function there hit. ``counter`` is the
+    file offset of a 16-bit number that the kernel raises by one as long as the uprobe exists, 0 for none. Raise OSError
+    if the kernel does not support it.
     """
     name = ctypes.create_string_buffer(os.fsencode(path))
     config = is_return << unit.return_bit
@@ -189,7 +190,11 @@ def open_kprobe(unit: ProbeUnit, address: int, *, is_return: bool = False) -> in
 
 
 def open_tracepoint(number: int) -> int:
-    """Return the event of a tracepoint, by its number in tracefs; a BPF program on it runs for all CPUs."""
+    """
+    Return the descriptor of a perf event for a tracepoint, by its number in tracefs.
+
+    A BPF program on it runs for hits on all CPUs.
+    """
     return _open(_TYPE_TRACEPOINT, pid=-1, cpu=0, config=number)
 
 
@@ -209,7 +214,7 @@ def open_breakpoint(
     address: int, size: int, access: Access, *, pid: int = -1, cpu: int = -1, inherit: bool = False
 ) -> int:
     """
-    Return the event of a hardware breakpoint, in one thread (``pid``) or in all processes on one CPU.
+    Return the descriptor of a perf event for a hardware breakpoint, in one thread (``pid``) or on one CPU (``cpu``).
 
     At a kernel address only accesses by the kernel hit, at a user address only those in user mode.
 
@@ -238,7 +243,11 @@ def move_breakpoint(event_fd: int, address: int, size: int, access: Access) -> N
 
 
 def open_cpu_clock(cpu: int, *, period: int = 0, frequency: int = 0) -> int:
-    """Return the event of a clock on one CPU that ticks each ``period`` nanoseconds or ``frequency`` times a second."""
+    """
+    Return the descriptor of a perf event that takes samples on one CPU.
+
+    It does so every ``period`` nanoseconds, or ``frequency`` times a second; the other one is 0.
+    """
     if frequency:
         return _open(_TYPE_SOFTWARE, pid=-1, cpu=cpu, config=_SOFTWARE_CPU_CLOCK, period=frequency, flags=_FREQUENCY)
     return _open(_TYPE_SOFTWARE, pid=-1, cpu=cpu, config=_SOFTWARE_CPU_CLOCK, period=period)
@@ -250,10 +259,11 @@ _READING = struct.Struct("=QQQ")
 
 def open_counter(kind: int, config: int, *, tid: int = -1, cpu: int = -1) -> int:
     """
-    Return an event that counts from now on, in one thread or (-1) in all threads on one CPU.
+    Return the descriptor of a perf event that counts from now on, in one thread or (-1) all threads on one CPU.
 
-    It counts in the kernel as well as in user mode. The kernel reports ENOENT or EOPNOTSUPP if the machine does not
-    have the event, and EACCES if the user may not count in the kernel (``kernel.perf_event_paranoid``).
+    It counts in the kernel as well as in user mode. ``kind`` and ``config`` are those of ``struct perf_event_attr``.
+    The kernel reports ENOENT or EOPNOTSUPP if the machine does not have the event, and EACCES if the user may not count
+    in the kernel (``kernel.perf_event_paranoid``).
     """
     attributes = ctypes.create_string_buffer(_WATCH_ATTRIBUTES.size)
     reads = _TIME_ENABLED | _TIME_RUNNING
@@ -287,10 +297,10 @@ def open_process_news(cpu: int) -> int:
 
 
 def disable(event_fd: int) -> None:
-    """Disable an event."""
+    """Disable a perf event, so that it no longer counts or hits."""
     fcntl.ioctl(event_fd, _IOC_DISABLE, 0)
 
 
 def enable(event_fd: int) -> None:
-    """Enable an event."""
+    """Enable a perf event."""
     fcntl.ioctl(event_fd, _IOC_ENABLE, 0)

@@ -93,7 +93,11 @@ class RemoteMemory:
         self._remote_pointer = ctypes.pointer(self._remote)
 
     def read(self, pid: int, address: int, size: int) -> bytes:
-        """Return up to ``size`` bytes (at most 65 535) at ``address``; fewer, or none, if the rest cannot be read."""
+        """
+        Return up to ``size`` bytes (at most 65 535) of a process at ``address``.
+
+        Fewer, or none, if some are unreadable.
+        """
         if size > len(self._buffer):
             self._buffer = ctypes.create_string_buffer(size)
             self._local.base = ctypes.addressof(self._buffer)
@@ -103,7 +107,7 @@ class RemoteMemory:
         return ctypes.string_at(self._buffer, count) if count > 0 else b""
 
     def write(self, pid: int, address: int, data: bytes) -> bool:
-        """Write at most 4096 bytes; return True if all of them were written."""
+        """Write at most 4096 bytes to a process at ``address``; return False if some of them were not written."""
         size = len(data)
         ctypes.memmove(self._buffer, data, size)
         self._local.length = self._remote.length = size
@@ -158,7 +162,11 @@ def _with_file_of(
     ours: Sequence[int] = (),
     memory: Sequence[object] = (),
 ) -> list[int]:
-    """Call ``call_with_file`` for a file that a thread has open; raise OSError if its process is in ``_slow``."""
+    """
+    Call ``call_with_file`` for a file that a thread has open as ``number``, and return its results.
+
+    Raise OSError at once if an earlier call for the process took too long.
+    """
     if pid in _slow:
         raise system_error(errno.ETIMEDOUT)
     process = _process_of(tid, pid)
@@ -317,7 +325,7 @@ SignalSet = ctypes.Array[ctypes.c_ulong]
 
 
 def signal_set(signals: Iterable[int]) -> SignalSet:
-    """Return a ``sigset_t`` of the C library."""
+    """Return a ``sigset_t`` of the C library with these signals."""
     return (ctypes.c_ulong * _SIGNAL_SET_WORDS)(sum(1 << number - 1 for number in signals))
 
 

@@ -231,18 +231,26 @@ SPARED = -900
 
 
 def set_score(pid: int, score: int) -> None:
-    """Set the score of a process; raise OSError if that is not permitted (lowering it requires CAP_SYS_RESOURCE)."""
+    """
+    Set ``oom_score_adj`` of a process.
+
+    Raise OSError if that is not permitted (lowering requires CAP_SYS_RESOURCE).
+    """
     _file(pid).write_text(f"{score}\n")
 
 
 def spare_process() -> None:
-    """Set the score of this process to that of a tracer, if permitted; ``dprobes doctor`` shows whether it is."""
+    """Set ``oom_score_adj`` of this process to that of a tracer, if permitted; ``dprobes doctor`` shows if it is."""
     with contextlib.suppress(OSError):
         set_score(os.getpid(), SPARED)
 
 
 def copy_score(source: int, pid: int) -> None:
-    """Set the score of ``pid`` to that of the process ``source``; do nothing if that has ended, or on an error."""
+    """
+    Set ``oom_score_adj`` of ``pid`` to that of the process ``source``.
+
+    Do nothing if that has ended, or on an error.
+    """
     with contextlib.suppress(OSError):
         _file(pid).write_text(_file(source).read_text())
 
@@ -263,7 +271,7 @@ _ASKED, _END, _INODE = 16, 32, 64
 
 class MapQuestion:
     """
-    Query whether a process has an executable mapping of a file.
+    Query for ``/proc/PID/maps`` (PROCMAP_QUERY) whether a process has an executable mapping of a file.
 
     A mapping is of the file if its inode number matches, or if its name contains ``base``. On some file systems
     mappings have other inode numbers than stat(2). Without ``base`` no names are requested, which takes a third less
@@ -385,7 +393,7 @@ class CpuNews:
         return sorted(cpus.union(online_cpus() if is_lossy else ()))
 
     def close(self) -> None:
-        """Stop receiving messages."""
+        """Close the socket; no further messages are received."""
         self._events.close()
 
 
@@ -403,7 +411,11 @@ _CAP_SYS_ADMIN, _CAP_PERFMON, _CAP_BPF = 21, 38, 39  # capability(7)
 
 
 def missing_privilege() -> str | None:
-    """Return a clause about the missing capabilities for BPF programs on uprobes; None if none is missing."""
+    """
+    Return a clause that names the capabilities this process lacks for BPF programs on uprobes.
+
+    Return None if it has all.
+    """
     effective = int(process_field(os.getpid(), "CapEff") or "0", 16)
     if effective >> _CAP_SYS_ADMIN & 1:
         return None

@@ -110,7 +110,7 @@ TRAP_HWBKPT = 4
 
 
 class Register(enum.IntEnum):
-    """Words of ``struct user_regs_struct``."""
+    """Indices of the words of ``struct user_regs_struct``."""
 
     R15 = 0
     R14 = 1
@@ -211,7 +211,7 @@ def interrupt(tid: int) -> None:
 
 
 def resume(tid: int, number: int = 0) -> None:
-    """Resume a stopped thread, with a signal or 0 (PTRACE_CONT)."""
+    """Resume a stopped thread (PTRACE_CONT) and deliver the signal ``number``, 0 for none."""
     if _ptrace(_CONT, tid, None, number) < 0:
         _fail()
 
@@ -222,17 +222,21 @@ def listen(tid: int) -> None:
 
 
 def single_step(tid: int, number: int = 0) -> None:
-    """Resume a stopped thread for one instruction, with a signal or 0 (PTRACE_SINGLESTEP)."""
+    """Resume a stopped thread for one instruction (PTRACE_SINGLESTEP) and deliver the signal ``number``, 0 for none."""
     _check(_ptrace(_SINGLESTEP, tid, None, number))
 
 
 def resume_to_syscall(tid: int, number: int = 0) -> None:
-    """Resume a stopped thread, with a signal or 0, until it enters or leaves a system call (PTRACE_SYSCALL)."""
+    """
+    Resume a stopped thread until it enters or leaves a system call (PTRACE_SYSCALL).
+
+    The signal ``number`` is delivered, 0 for none.
+    """
     _check(_ptrace(_SYSCALL, tid, None, number))
 
 
 def detach(tid: int, number: int = 0) -> None:
-    """Stop tracing a stopped thread and resume it, with a signal or 0 (PTRACE_DETACH)."""
+    """Stop tracing a stopped thread and resume it (PTRACE_DETACH); the signal ``number`` is delivered, 0 for none."""
     _check(_ptrace(_DETACH, tid, None, number))
 
 
@@ -400,7 +404,7 @@ def get_signal_info(tid: int, info: ctypes.Array[ctypes.c_int32]) -> int:
 
 
 def set_signal_info(tid: int, info: ctypes.Array[ctypes.c_int32]) -> None:
-    """Change the signal that a stopped thread is about to receive."""
+    """Replace the ``siginfo_t`` of the signal that a stopped thread is about to receive (PTRACE_SETSIGINFO)."""
     _check(_ptrace(_SETSIGINFO, tid, None, ctypes.addressof(info)))
 
 
@@ -412,7 +416,7 @@ def get_signal_mask(tid: int) -> int:
 
 
 def set_signal_mask(tid: int, mask: int) -> None:
-    """Change the blocked signals of a stopped thread."""
+    """Set the blocked signals of a stopped thread: bit n - 1 for signal n."""
     value = ctypes.c_uint64(mask)
     _check(_ptrace(_SETSIGMASK, tid, 8, ctypes.addressof(value)))
 
@@ -468,7 +472,11 @@ class StopKind(enum.Enum):
 
 @functools.lru_cache(maxsize=256)
 def classify_stop(status: int) -> tuple[StopKind, int]:
-    """Return the kind of a wait status, with the signal number, the event, or for EXITED the status itself."""
+    """
+    Return the kind of stop that a wait status reports, and a number.
+
+    The number is the signal's, the event's (``Event``), or for EXITED the status itself.
+    """
     if not os.WIFSTOPPED(status):
         return StopKind.EXITED, status
     number = os.WSTOPSIG(status)

@@ -33,7 +33,7 @@ _IN_MEMORY = frozenset({"tmpfs", "ramfs", "rootfs", "hugetlbfs", "devtmpfs", "zf
 
 
 class ServedPages:
-    """Check of a process's memory for pages whose reader may wait for a server."""
+    """Check of another user's process for pages, on FUSE or userfaultfd(2), whose reader may wait for a server."""
 
     def __init__(self, tid: int) -> None:
         self._tid = tid
@@ -76,7 +76,7 @@ class ServedPages:
         return len(entry) < _ENTRY or bool(entry[-1] & _THERE)
 
     def _comes(self, memory: int, page: int) -> bool:
-        """Return True if the kernel itself provides the page; it is read, so that it is present then."""
+        """Return True if reading a page does not wait for a server; the page is read, so that it is present then."""
         try:
             mapping = mapping_at(living_thread(self._tid), page)
         except TargetError:

@@ -63,7 +63,11 @@ def space_of(tid: int, memory: int, word_size: Literal[4, 8], served: ServedPage
 
 
 def stack_of(space: ProcessSpace, registers: RegisterWords, frames: int) -> list[int]:
-    """Return up to ``frames`` addresses of a thread's call stack, innermost first; the end as in ``logged_stack``."""
+    """
+    Return up to ``frames`` addresses of a stopped thread's call stack, innermost first.
+
+    ``registers`` are its general registers; the last item may be a ``StackEnd``, as in ``logged_stack``.
+    """
     columns = COLUMNS_OF[space.word_size]
     mask = (1 << 8 * space.word_size) - 1
     values = {number: registers[_WORDS[name]] & mask for number, name in enumerate(columns.names)}

@@ -46,7 +46,7 @@ _MESSAGES_MAX = 64
 
 
 class FaultEvent(enum.IntEnum):
-    """Events of an object."""
+    """Events that a userfaultfd reports (UFFD_EVENT_*)."""
 
     PAGE_FAULT = 0x12
     REMAP = 0x14
@@ -56,7 +56,7 @@ class FaultEvent(enum.IntEnum):
 
 class Message(NamedTuple):
     """
-    Message about an event.
+    Message of a userfaultfd about an event.
 
     For PAGE_FAULT, ``address`` is the first written byte in its page, and ``tid`` the thread, as its own PID namespace
     numbers it. Otherwise the event concerns the addresses from ``address`` to ``end`` (excluded).
@@ -70,7 +70,7 @@ class Message(NamedTuple):
 
 class UserFaults:
     """
-    An object of another process; ``descriptor`` is this process's copy, which is closed with it.
+    Userfaultfd of another process; ``descriptor`` is this process's copy, which is closed with the object.
 
     When the last descriptor is closed, the kernel removes the protection of all pages and wakes all waiting threads.
     """
@@ -88,24 +88,36 @@ class UserFaults:
                 return
 
     def register(self, start: int, size: int) -> None:
-        """Include whole pages of one mapping; raise OSError if the kernel cannot report writes there."""
+        """
+        Register whole pages of one mapping for write protection.
+
+        Raise OSError if the kernel cannot report writes there.
+        """
         ioctl(self.descriptor, _REGISTER, _FOUR.pack(start, size, _REGISTER_MODE_WP, 0))
 
     def unregister(self, start: int, size: int) -> None:
-        """Exclude pages, whose protection ends; pages that are not included are ignored."""
+        """Unregister pages, which ends their write protection; pages that are not registered are ignored."""
         with contextlib.suppress(OSError):
             ioctl(self.descriptor, _UNREGISTER, _RANGE.pack(start, size))
 
     def protect(self, start: int, size: int) -> None:
-        """Let writes to included pages wait, and report them; raise OSError if they are not included any more."""
+        """
+        Write-protect registered pages: a write is reported, and its thread waits.
+
+        OSError if they are not registered.
+        """
         self._change(start, size, _PROTECT)
 
     def open(self, start: int, size: int) -> None:
-        """Allow writes to pages; threads that wait already are not woken. Raise OSError as ``protect`` does."""
+        """
+        Remove the write protection of pages.
+
+        Threads that wait already are not woken. Raise OSError as ``protect`` does.
+        """
         self._change(start, size, _DONT_WAKE)
 
     def wake(self, start: int, size: int) -> None:
-        """Let the threads that wait for pages try again."""
+        """Wake the threads that wait after a write to these pages, which then write again."""
         with contextlib.suppress(OSError):
             ioctl(self.descriptor, _WAKE, _RANGE.pack(start, size))
 
@@ -131,7 +143,7 @@ class UserFaults:
         return bool(poll.poll(0))
 
     def read(self) -> list[Message]:
-        """Return the messages that have arrived, without waiting; those of threads that no longer wait are gone."""
+        """Return the messages about events that have arrived, without waiting; empty also if the process has ended."""
         try:
             data = os.read(self.descriptor, _MESSAGE.size * _MESSAGES_MAX)
         except OSError:
@@ -139,7 +151,7 @@ class UserFaults:
         return [_message(*fields) for fields in _MESSAGE.iter_unpack(data)]
 
     def close(self) -> None:
-        """Close the descriptor."""
+        """Close this process's descriptor of the userfaultfd."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1

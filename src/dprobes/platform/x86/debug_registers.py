@@ -50,7 +50,11 @@ _T = TypeVar("_T")
 
 
 class Watch(NamedTuple):
-    """Bytes that are watched for a kind of access; size and alignment must be those that the processor supports."""
+    """
+    Setting of an x86 debug register: the watched bytes and the kind of access.
+
+    Size and alignment must be those that the processor supports.
+    """
 
     address: int
     length: int
@@ -73,7 +77,11 @@ def control_bits(slot: int, watch: Watch) -> int:
 
 
 def decode(control: int, slot: int, address: int) -> Watch | None:
-    """Return the watch of ``slot``, given DR7 and the address in its register; None if disabled, or for I/O ports."""
+    """
+    Return the setting of debug register ``slot``, given DR7 and the address in it.
+
+    Return None if disabled, or for I/O ports.
+    """
     if not is_enabled(control, slot):
         return None
     access, length = control >> 16 + 4 * slot & 0b11, control >> 18 + 4 * slot & 0b11
@@ -83,25 +91,26 @@ def decode(control: int, slot: int, address: int) -> Watch | None:
 
 
 def slot_mask(slot: int) -> int:
-    """Return the mask of all bits of DR7 for ``slot``: L, G, R/W and LEN."""
+    """Return the mask of all bits of DR7 that belong to the debug register ``slot``: L, G, R/W and LEN."""
     return 0xF << 16 + 4 * slot | 0b11 << 2 * slot
 
 
 def is_enabled(control: int, slot: int) -> bool:
-    """Return True if DR7 enables ``slot``."""
+    """Return True if DR7 (``control``) enables the debug register ``slot``, locally or globally."""
     return bool(control & 0b11 << 2 * slot)
 
 
 def slots_hit(status: int) -> list[int]:
-    """Return the slots that DR6 reports as hit."""
+    """Return the numbers of the debug registers whose watches DR6 (``status``) reports as hit."""
     return [slot for slot in SLOTS if status & 1 << slot]
 
 
 def assign(current: Mapping[int, _T], wanted: Sequence[_T], taken: Iterable[int]) -> tuple[dict[int, _T], list[_T]]:
     """
-    Assign ``wanted`` items to slots that others have not ``taken``; return the slots, and the items without one.
+    Assign ``wanted`` watches to debug registers that others have not ``taken``.
 
-    An item with a slot keeps it, so that the report of an earlier hit that is still pending stays correct.
+    Return the watches by register number, and those for which there is none. A watch of ``current`` that is still
+    wanted keeps its register, so that the report of an earlier hit that is still pending stays correct.
     """
     slots = {slot: item for slot, item in current.items() if item in wanted}
     free = [slot for slot in SLOTS if slot not in slots and slot not in set(taken)]

@@ -43,7 +43,7 @@ _NEVER_PUSHED = 0x30000
 
 
 class Action(enum.IntEnum):
-    """Action at a site after the handler ran."""
+    """Action of the tracer for the probed instruction after the handler ran."""
 
     STEP = 0
     """Step of the original instruction by the thread: (STEP, length)."""
@@ -96,7 +96,7 @@ class StackMemory(Protocol):
 
 
 def is_emulated(emulation: tuple[Any, ...]) -> bool:
-    """Return True if the tracer emulates an instruction, without a step."""
+    """Return True if the tracer emulates the instruction of this plan (``plan``) instead of stepping the thread."""
     return bool(emulation[0] >= Action.SKIP)
 
 
@@ -426,7 +426,7 @@ def _plan_data(body: bytes, rex: int, word_size: int, length: int) -> tuple[Any,
 
 
 def _mask(rex: int, word_size: int) -> int:
-    """Return the mask of the operand size; a 32-bit result clears the upper half of a register."""
+    """Return the mask of the operand size that a REX prefix selects; 32-bit results clear a register's upper half."""
     return _MASK_64 if word_size == 8 and rex & 8 else _MASK_32
 
 

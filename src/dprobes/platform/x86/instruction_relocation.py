@@ -35,7 +35,7 @@ class CodeCopy(NamedTuple):
 
 class Copy(NamedTuple):
     """
-    Way to execute an instruction at another address.
+    Properties of an instruction that decide how its copy at another address executes it.
 
     ``displacement`` is the offset of the 32-bit distance of an operand relative to the instruction pointer, 0 if it has
     none. ``pushes_return`` marks a call through a register or memory, whose return address must be corrected. An
@@ -51,7 +51,11 @@ class Copy(NamedTuple):
 
 @lru_cache(1 << 14)
 def copy_of(raw: bytes, word_size: int) -> Copy | None:
-    """Return the way to copy the instruction with the bytes ``raw``; None if it must be executed in place."""
+    """
+    Return how to execute a copy of the instruction ``raw`` elsewhere; None if it must be executed in place.
+
+    ``word_size`` is that of the code in bytes, 4 or 8.
+    """
     from iced_x86 import Decoder, FlowControl
 
     decoder = Decoder(8 * word_size, raw)
@@ -73,9 +77,9 @@ def copy_of(raw: bytes, word_size: int) -> Copy | None:
 
 def relocated(raw: bytes, copy: Copy, address: int, slot: int) -> bytes | None:
     """
-    Return an instruction's bytes for execution at ``slot`` instead of ``address``.
+    Return the bytes of an instruction's copy at ``slot``; the instruction ``raw`` is at ``address``.
 
-    Return None if its operand is not within 2 GiB of ``slot``.
+    ``copy`` has its properties. Return None if its operand is not within 2 GiB of ``slot``.
     """
     if not copy.displacement:
         return raw

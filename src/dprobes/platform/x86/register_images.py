@@ -59,7 +59,7 @@ _HYPERVISOR_PRESENT = 1 << 31
 
 
 def cpuid(leaf: int, subleaf: int = 0) -> tuple[int, int, int, int]:
-    """Return (eax, ebx, ecx, edx); raise OSError if this process may not map code."""
+    """Return (eax, ebx, ecx, edx) of the CPUID instruction; raise OSError if this process may not map code."""
     result = _Result()
     _code()(leaf, subleaf, result)
     eax, ebx, ecx, edx = result
@@ -204,7 +204,7 @@ _ORDER_64 = tuple(
 
 
 class SignalFrame(NamedTuple):
-    """Signal frame: its address, its bytes, and the stack pointer of code that returns into it."""
+    """Signal frame on a thread's stack: address, bytes, and the stack pointer with which code returns into it."""
 
     address: int
     data: bytes
@@ -212,7 +212,12 @@ class SignalFrame(NamedTuple):
 
 
 def frame_64(registers: Sequence[int], mask: int, xstate: bytes, return_to: int) -> SignalFrame:
-    """Return a frame for a 64-bit thread, below its red zone; ``return_to`` is an rt_sigreturn gadget."""
+    """
+    Return a signal frame, to be written below the red zone of the stack, that resumes a 64-bit thread by rt_sigreturn.
+
+    ``registers`` are the thread's general registers, indexed by ``Register``. ``mask`` has its blocked signals, bit n -
+    1 for signal n. ``xstate`` is its XSAVE image. ``return_to`` is the address of a gadget that calls rt_sigreturn.
+    """
     r = _restarting(registers)
     fpu_size = len(xstate) + len(_MAGIC2)
     fpu = registers[Register.RSP] - _RED_ZONE - fpu_size & ~63
@@ -229,7 +234,13 @@ def frame_64(registers: Sequence[int], mask: int, xstate: bytes, return_to: int)
 
 
 def frame_32(registers: Sequence[int], mask: int, xstate: bytes, fsave: bytes, return_to: int) -> SignalFrame:
-    """Return a frame for a 32-bit thread; ``fsave`` is its x87 state in the format of NT_PRFPREG for such a thread."""
+    """
+    Return a signal frame, to be written below the stack pointer, that resumes a 32-bit thread by rt_sigreturn.
+
+    ``registers`` are the thread's general registers, indexed by ``Register``. ``mask`` has its blocked signals, bit n -
+    1 for signal n. ``xstate`` is its XSAVE image, and ``fsave`` its x87 state as ptrace returns it for NT_PRFPREG.
+    ``return_to`` is the address of a gadget that calls rt_sigreturn.
+    """
     r = _restarting(registers)
     fpu_size = _FSAVE_SIZE + len(xstate) + len(_MAGIC2)
     fx = (registers[Register.RSP] & 0xFFFFFFFF) - len(xstate) - len(_MAGIC2) - 16 & ~63
@@ -276,7 +287,11 @@ def restorable(xstate: bytes, tiles: int) -> bytes:
 
 
 def _restarting(registers: Sequence[int]) -> list[int]:
-    """Return the registers with which an interrupted system call is restarted, as the kernel would set them."""
+    """
+    Return the general registers with which the kernel would restart the system call that a signal has interrupted.
+
+    Outside of a system call, or in one that is not restarted, they are those given.
+    """
     values = list(registers)
     if values[Register.ORIG_RAX] < NO_SYSTEM_CALL and values[Register.RAX] in RESTARTS:
         values[Register.RAX] = values[Register.ORIG_RAX]
@@ -285,7 +300,11 @@ def _restarting(registers: Sequence[int]) -> list[int]:
 
 
 def _fpu_image(xstate: bytes, extended_size: int) -> bytes:
-    """Return an XSAVE image in the format of a signal frame; ptrace leaves the enabled features in place."""
+    """
+    Return an XSAVE image in the format of a signal frame, ``extended_size`` bytes with the magic number at the end.
+
+    ptrace leaves the mask of enabled features in the bytes that software may use.
+    """
     features = int.from_bytes(xstate[_SW_RESERVED : _SW_RESERVED + 8], "little")
     software = struct.pack("<IIQI28x", _MAGIC1, extended_size, features, len(xstate))
     return xstate[:_SW_RESERVED] + software + xstate[_SW_RESERVED + len(software) :] + _MAGIC2

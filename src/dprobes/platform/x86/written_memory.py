@@ -34,10 +34,10 @@ class _Operand(NamedTuple):
 
 def written_memory(raw: bytes, registers: RegisterWords, word_size: int) -> list[tuple[int, int]] | None:
     """
-    Return (address, size) of each piece of memory that the instruction at the beginning of ``raw`` writes.
+    Return (address, size) of each range of memory that the instruction at the start of ``raw`` will write.
 
-    Of a repeated string instruction it is one element. Return None if the pieces cannot be computed: the instruction is
-    unknown, has a mask, scatters, or saves a state of variable size.
+    ``registers`` are those before it. Of a repeated string instruction it is one element. Return None if the ranges
+    cannot be computed: the instruction is unknown, has a mask, scatters, or saves a state of variable size.
     """
     pc = registers[Register.RIP]
     operands = _operands(raw, pc, word_size)

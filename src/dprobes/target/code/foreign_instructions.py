@@ -36,7 +36,12 @@ LENGTH_MAX = 6
 
 
 class ForeignText(NamedTuple):
-    """The disassembly of an instruction."""
+    """
+    Disassembly of an instruction of a processor other than x86, by capstone.
+
+    ``text`` is the mnemonic with the operands. If capstone is not installed or does not know the instruction, the
+    mnemonic is ``.insn`` and the operand its bytes.
+    """
 
     mnemonic: str
     text: str
@@ -99,7 +104,7 @@ def instruction_length(machine: str, data: bytes, address: int) -> int | None:
 
 
 def instruction_text(machine: str, raw: bytes, address: int) -> ForeignText:
-    """Return the disassembly of an instruction."""
+    """Return the disassembly of the instruction ``raw`` at a link address, for the processor ``machine``."""
     try:
         decoder = disassembler(machine)
     except TargetError:
@@ -114,7 +119,7 @@ def instruction_text(machine: str, raw: bytes, address: int) -> ForeignText:
 
 @cache
 def disassembler(machine: str) -> Any:
-    """Return capstone's disassembler for a processor; raise ``TargetError`` if capstone is not installed."""
+    """Return capstone's disassembler for a processor (``ElfFile.machine``); ``TargetError`` if capstone is missing."""
     try:
         capstone = importlib.import_module("capstone")
     except ImportError:

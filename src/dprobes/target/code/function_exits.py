@@ -62,7 +62,7 @@ class CallFrames:
 
 
 class ExitKind(Enum):
-    """The ways in which an instruction leaves a function."""
+    """The way in which control leaves a function: by a return, or by a jump out of it."""
 
     RETURN = "return"
     JUMP = "jump"

@@ -148,7 +148,7 @@ class DecodedInstruction(NamedTuple):
 
 
 class Boundary(Enum):
-    """The position of an offset relative to instructions."""
+    """The position of a file offset: at the start of an instruction, inside one, or unknown."""
 
     ON_BOUNDARY = "on boundary"
     INSIDE = "inside"
@@ -157,7 +157,7 @@ class Boundary(Enum):
 
 class BoundaryCheck(NamedTuple):
     """
-    The position of an offset.
+    The position of a file offset relative to the instructions around it.
 
     ``before`` and ``after`` are the file offsets of the instruction around it and of the next. Both are None unless the
     offset is inside an instruction.
@@ -260,7 +260,7 @@ def registers_written(module: Module, start: int, end: int) -> frozenset[str] | 
 
 
 def check_boundary(module: Module, file_offset: int) -> BoundaryCheck:
-    """Return whether an instruction starts at ``file_offset``, by decoding from the start of the function."""
+    """Return the position of ``file_offset`` relative to instructions, by decoding from the start of its function."""
     function = _function_around(module, file_offset)
     preceding = None if function is None else function.last_before(file_offset)
     if preceding is None:

@@ -357,7 +357,11 @@ _FEW = 8
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """A possible move: from the link address ``entry`` over ``boundaries``, the last of which is the new site."""
+    """
+    A uprobe that may be moved: from a function's entry over the instructions at ``boundaries`` to the last of these.
+
+    Addresses are link addresses; ``index`` is the position of its instruction in the request.
+    """
 
     index: int
     entry: int

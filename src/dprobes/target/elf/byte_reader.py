@@ -141,5 +141,5 @@ class ByteReader:
         return value + (place if encoding & 0x10 else 0) & (1 << 8 * word_size) - 1
 
     def rest(self) -> ByteReader:
-        """Return a reader of the remaining bytes."""
+        """Return another reader of the bytes after the current position; this one does not move."""
         return ByteReader(self._data[self.position :], self._order, self.address + self.position)

@@ -61,7 +61,7 @@ _STEP = 1 << 16
 
 
 class SectionBytes(NamedTuple):
-    """A section, or the beginning of one: the bytes from ``start`` to ``end`` (excluded) of ``data``."""
+    """The contents of a debug section, or of its beginning: bytes ``start`` to ``end`` (excluded) of ``data``."""
 
     data: FileBytes
     start: int
@@ -144,7 +144,7 @@ class _Inflated:
         return SectionBytes(self._beginning, 0, self._known, self._known == self.size)
 
     def _next(self, size: int) -> bytes:
-        """Return the next ``size`` bytes."""
+        """Decompress and return the next ``size`` bytes of the section."""
         import zlib
 
         parts: list[bytes] = []
@@ -356,7 +356,7 @@ class Package:
         return self._parts(".debug_tu_index")
 
     def section(self, name: str) -> SectionBytes:
-        """Return a whole section."""
+        """Return a whole section of the package, of all units."""
         if name not in self._sections:
             self._sections[name] = section_bytes(self.elf, name)
         return self._sections[name]
@@ -397,7 +397,7 @@ class Package:
 
 
 class PackagedPart:
-    """The part of one unit in a package."""
+    """The contribution of one split unit to the sections of a .dwp package."""
 
     def __init__(self, package: Package, row: Mapping[str, tuple[int, int]]) -> None:
         self.package = package

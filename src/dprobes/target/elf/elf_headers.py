@@ -171,7 +171,7 @@ def _check_ident(path: Path, data: Contents) -> tuple[int, ByteOrder]:
 
 
 class _Segment(NamedTuple):
-    """A program header."""
+    """The fields of a program header that are used."""
 
     type: int
     flags: int

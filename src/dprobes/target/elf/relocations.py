@@ -100,11 +100,11 @@ class _Relocations:
         return len(self._table) // self._row.size
 
     def rows(self) -> Iterator[tuple[int, ...]]:
-        """Iterate over the relocations: place, info, and the addend if the table has one."""
+        """Iterate over the entries of the table: r_offset, r_info, and r_addend if it has one."""
         return self._row.iter_unpack(self._table)
 
     def field(self, info: int) -> _Field:
-        """Return the field of relocations with this info."""
+        """Return the field that a relocation with this r_info changes: its size, and the value of its symbol."""
         index, kind = (info >> 32, info & 0xFFFFFFFF) if self.word_size == 8 else (info >> 8, info & 0xFF)
         size = self._sizes.get(kind)
         if size is None:

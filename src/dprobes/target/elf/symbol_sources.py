@@ -54,7 +54,7 @@ _MAP_CODE = re.compile(r"^\.(?:text|init|fini)\b")
 
 
 class ListedSymbols:
-    """Listed symbols, and the names that were listed as undefined."""
+    """The symbols of a list such as ``nm`` prints, and the names that it lists as undefined."""
 
     complete = True
 
@@ -131,7 +131,7 @@ def parse_linker_map(text: str) -> ListedSymbols | None:
 
 
 class _MapReader:
-    """The lines of a linker map, with the section of each symbol."""
+    """A reader of the GNU linker's map file, line by line, which collects its symbols."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, int], Symbol] = {}
@@ -140,12 +140,12 @@ class _MapReader:
         self._pending: str | None = None
 
     def symbols(self) -> list[Symbol]:
-        """Return all symbols; the name of a section counts only at addresses without a symbol."""
+        """Return the symbols read so far; a section name such as ``.text.f`` counts only where no symbol is."""
         taken = {symbol.address for symbol in self._found.values()}
         return [*self._found.values(), *(symbol for symbol in self._static if symbol.address not in taken)]
 
     def read(self, line: str) -> None:
-        """Parse the next line."""
+        """Read the next line of the map: a section, the rest of one on its own line, or a symbol."""
         if self._pending is not None and (rest := _MAP_REST.match(line)):
             self._add_section(self._pending, int(rest[1], 16), int(rest[2], 16), rest[3])
         elif symbol := _MAP_SYMBOL.match(line):

@@ -65,7 +65,7 @@ class FunctionDescriptors(NamedTuple):
 
 
 def gnu_hash(name: bytes) -> int:
-    """Return the 32-bit hash of a symbol's name."""
+    """Return the 32-bit hash of a symbol's name that ``.gnu.hash`` uses."""
     value = 5381
     for byte in name:
         value = value * 33 + byte & 0xFFFFFFFF
@@ -79,7 +79,7 @@ def sysv_hash_count(elf: ElfFile, offset: int) -> int:
 
 
 class GnuHash:
-    """The ``.gnu.hash`` table of ``elf`` at a file offset."""
+    """The hash table ``.gnu.hash`` of a file's dynamic symbols, at a file offset."""
 
     def __init__(self, elf: ElfFile, offset: int) -> None:
         self._elf = elf
@@ -370,7 +370,7 @@ class ElfSymbols:
         return Symbol(name, self._address(value, section), size, kind, _BINDINGS.get(info >> 4, "global"), default)
 
     def _indices(self, raw: bytes) -> list[int]:
-        """Return the indices of the symbols with this name, with or without a version after it."""
+        """Return the indices of the symbols whose name is ``raw``, or ``raw`` followed by ``@`` and a version."""
         self._searches += 1
         if self._searches > _MANY_SEARCHES and b"@" not in raw:
             if self._by_name is None:
@@ -379,7 +379,7 @@ class ElfSymbols:
         return self._at([*self._string_offsets(raw + b"\0"), *self._string_offsets(raw + b"@")])
 
     def _at(self, offsets: Sequence[int]) -> list[int]:
-        """Return the indices of the symbols whose names are at these offsets of the string table."""
+        """Return the indices of the symbols whose names begin at one of these offsets of the string table."""
         if len(offsets) > _MANY_OFFSETS:
             wanted = set(offsets)
             return [i for i, (offset,) in enumerate(self._name.iter_unpack(self._names)) if offset in wanted]

@@ -519,7 +519,7 @@ class FileText:
         return None if self.read(address, 1) else f"{self._memory_problem}, and the address is in no file"
 
     def origin_of(self, address: int) -> str:
-        """Return the path of the file that code at an address was read from; "" if there is none."""
+        """Return the path of the file from which code at an address is read; "" if no file has it."""
         code = self._code_at(address)
         return str(code.elf.path) if code.elf is not None else ""
 

@@ -198,7 +198,7 @@ class _FileKernel(RunningKernel):
         return
 
     def is_traceable(self, address: int) -> None:  # noqa: ARG002 - as in the class above
-        """Return None: unknown in a file."""
+        """Return None: a kernel's file does not list the functions that ftrace can trace."""
         return
 
 
@@ -507,7 +507,7 @@ class UnloadedModule(RunningKernel):
         return self._file
 
     def offset_text(self, offset: int) -> str:
-        """Return an offset as text for messages."""
+        """Return the offset of a place in the module in the form that messages show."""
         if offset >= self._image.code_size:
             return "in code that the kernel frees when the module has begun"
         return super().offset_text(offset)
@@ -567,7 +567,7 @@ class UnloadedModule(RunningKernel):
 
 
 class _ListedSymbols(Kallsyms):
-    """The symbols of a module's file, in the kernel's format."""
+    """The symbols of a module's file as a list in the format of ``/proc/kallsyms``."""
 
     has_data = True
 

@@ -78,7 +78,7 @@ class KprobeWay(enum.Enum):
 
 class _Moves(enum.IntEnum):
     """
-    The kernels that boost an instruction: their copy of it ends with a jump back.
+    The kernel versions that boost an instruction: its copy ends with a jump back, and needs no second breakpoint.
 
     Instructions of opcode groups 2 to 5 (shifts, ``not``, ``neg``, ``mul``, ``div``, ``inc``, ``dec``) are boosted
     since "x86/kprobes: Boost more instructions from grp2/3/4/5" (Linux 6.10). No interface of the kernel shows whether
@@ -91,10 +91,14 @@ class _Moves(enum.IntEnum):
 
 
 class KprobeWays:
-    """The predicted ways to enter kprobes in a kernel."""
+    """A prediction of how a kernel enters kprobes: by ftrace, by an optimized jump, or by a breakpoint."""
 
     def __init__(self, kernel: RunningKernel, *, optimizes: bool | None = None) -> None:
-        """Use jumps if ``optimizes``; None follows the kernel's setting."""
+        """
+        Predict for ``kernel``.
+
+        ``optimizes`` is whether it replaces breakpoints by jumps, None for its present setting.
+        """
         self._kernel = kernel
         self._optimizes = _is_optimizing() if optimizes is None else optimizes
 
@@ -209,7 +213,7 @@ class KprobeWays:
         return sorted([*self._entries("jump labels"), *self._entries("static calls")])
 
     def _entries(self, table: str) -> Iterator[int]:
-        """Iterate over the code addresses in a table of the kernel; yield none if the table cannot be read."""
+        """Iterate over the code addresses in a table of the kernel, named by its symbols; none if it cannot be read."""
         begins, ends, size = _TABLES[table]
         start, end = self._address(begins), self._address(ends)
         if start is None or end is None or self._kernel.memory.problem is not None:
@@ -326,7 +330,7 @@ _TWO_BYTES = (
 
 
 def _boost(raw: bytes) -> _Moves:
-    """Return the kernels that boost an instruction (``can_boost``)."""
+    """Return which kernel versions boost an instruction when its kprobe is hit (``can_boost`` in the kernel)."""
     prefixes, bare = _opcode(raw)
     if not bare:
         return _Moves.NEVER

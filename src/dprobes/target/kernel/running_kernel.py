@@ -549,7 +549,7 @@ class RunningKernel:
         return None
 
     def offset_text(self, offset: int) -> str:
-        """Return an offset as text for messages."""
+        """Return the offset of a place in the kernel or a module in the form that messages show."""
         return f"{offset:#x} from where it is loaded"
 
     def refusal(self, address: int) -> str | None:

@@ -25,7 +25,7 @@ SYSTEM_CALL_ENTRY, SYSTEM_CALL_END = "sys_enter", "sys_exit"
 
 
 class Form(Enum):
-    """The way in which a field's value follows from the place to which its path leads."""
+    """The way in which a field's value is computed from the memory to which its path leads."""
 
     NUMBER = "the number there"
     ADDRESS = "its address"
@@ -91,5 +91,5 @@ class TracedEvent:
 
 
 def entry_of(end: TracedEvent) -> TracedEvent:
-    """Return the entry of a system call by its end; the access path to the system call's number is the same."""
+    """Return the tracepoint at the entry of the system call whose end ``end`` is, without fields."""
     return replace(end, name=SYSTEM_CALL_ENTRY, fields={})

@@ -92,7 +92,7 @@ _FSCONFIG_CMD_CREATE = 6
 
 
 class TraceFiles:
-    """An open tracefs directory; names of files are relative to it."""
+    """The open root directory of tracefs; names of files are relative to it."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -145,7 +145,7 @@ def _open_directory() -> int:
 
 
 def _mount_alone() -> int:
-    """Return a descriptor of the root of tracefs, mounted at no path."""
+    """Return a descriptor of the root of a new tracefs mount that is attached to no path (fsmount(2))."""
     context = _call(_SYS_FSOPEN, b"tracefs", _CLOEXEC)
     try:
         _call(_SYS_FSCONFIG, context, _FSCONFIG_CMD_CREATE, None, None, 0)

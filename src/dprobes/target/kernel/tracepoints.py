@@ -112,7 +112,7 @@ _NARROW_REGISTERS = ("bx", "cx", "dx", "si", "di", "bp")
 
 
 class FieldError(TargetError):
-    """An error: a tracepoint or system call has no such ``field``, or no program can load it."""
+    """Error of a program with a ``field`` that a tracepoint or system call lacks, or that no BPF program can load."""
 
     def __init__(self, field: str, message: str, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)

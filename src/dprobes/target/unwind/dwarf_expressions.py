@@ -74,7 +74,7 @@ class RegisterContent:
 
 @dataclass(frozen=True, slots=True)
 class LinkAddress:
-    """The run-time address of a link address."""
+    """The run-time address of the code or data at a link address of the file."""
 
     address: int
 
@@ -191,7 +191,7 @@ Location = InMemory | InRegister | Computed | Known | Unavailable | Pieces
 
 
 class NowhereError(Exception):
-    """An error: the variable or value of an expression has no location, or cannot be computed."""
+    """Raised for a DWARF expression whose variable has no location, or whose value cannot be computed."""
 
     def __init__(self, reason: str, *, is_at_entry: bool = False) -> None:
         super().__init__(reason)
@@ -312,7 +312,7 @@ _COMPARISONS = (*_ORDERS, "==", "!=")
 
 
 class _Typed(NamedTuple):
-    """A node on the stack and its type."""
+    """A value on the stack of the DWARF expression, and its type."""
 
     node: Node
     type: BaseType = _WORD

@@ -282,7 +282,7 @@ def rows_of(description: FrameDescription, word_size: int) -> list[Row]:
 
 
 class _Machine:
-    """An interpreter of call frame instructions."""
+    """An interpreter of call frame instructions (DWARF 5, 6.4.2), which collects the rows of unwind rules."""
 
     def __init__(self, description: FrameDescription, word_size: int) -> None:
         self._common = description.common
@@ -295,11 +295,11 @@ class _Machine:
         self._found: list[Row] = []
 
     def keep_initial(self) -> None:
-        """Save the rules of the common entry, to which ``restore`` returns."""
+        """Save the present register rules, those of the common entry, to which DW_CFA_restore returns."""
         self._initial = dict(self._rules)
 
     def run(self, data: ByteReader) -> None:
-        """Execute instructions."""
+        """Execute the call frame instructions in ``data`` up to its end."""
         while not data.is_at_end:
             operation = data.number(1)
             kind, low = operation >> 6, operation & 0x3F
@@ -366,7 +366,7 @@ class _Machine:
             self._rules[register] = rule
 
     def finished(self) -> list[Row]:
-        """Return all rows by ascending address."""
+        """Return all rows, the last one included, by ascending address."""
         return [*self._found, Row(self._position, self._frame, self._rules)]
 
     def _advance(self, distance: int) -> None:

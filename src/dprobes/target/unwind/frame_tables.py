@@ -100,7 +100,11 @@ class MemoryFrameTable:
 
     @classmethod
     def at(cls, image: FrameImage, base: int) -> MemoryFrameTable | None:
-        """Return the table of the module whose ELF header is at an address; None if it has none of the usual form."""
+        """
+        Return the table of the module whose ELF header is at ``base`` in memory; None if it has no ``.eh_frame_hdr``.
+
+        None also means a table in a format that linkers do not write.
+        """
         try:
             header = _table_address(image, base)
             return None if header is None else cls(image, header, search_table(image, header))
@@ -293,7 +297,7 @@ class MovedFrames:
 
 
 class LateFrames:
-    """A table that ``make`` creates at the first lookup."""
+    """Unwind rules of a file, which ``make`` reads at the first lookup."""
 
     def __init__(self, make: Callable[[], FrameRules | None]) -> None:
         self._make = make
@@ -308,7 +312,7 @@ class LateFrames:
 
 
 class _Completed(NamedTuple):
-    """A table in memory, and that of the file for addresses that the first lacks."""
+    """The unwind rules of a module from memory, and from its file for addresses that the former lack."""
 
     first: FrameRules
     second: FrameRules

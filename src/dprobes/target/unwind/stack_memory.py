@@ -158,7 +158,7 @@ _SIZE_MAX, _FOREIGN_MAX = 1 << 30, 64 << 20
 
 
 class MappedFiles:
-    """The files that processes have, or had, mapped."""
+    """A cache of the files that processes have, or had, mapped, with their unwind tables."""
 
     def __init__(self) -> None:
         self._frames: WeakKeyDictionary[ElfFile, FileFrames] = WeakKeyDictionary()

@@ -81,7 +81,7 @@ Maximum number of a thread's pending returns that the kernel keeps (MAX_URETPROB
 
 
 def entry_size(entry: KeptEntry) -> int:
-    """Return the size of a value in ENTRIES, in bytes."""
+    """Return the size in bytes of a value in the map ENTRIES, which has the data of one call's entry."""
     return _REGISTERS + 8 * entry.words
 
 
@@ -97,7 +97,11 @@ def entry_program(architecture: Architecture, request: Request, host: type[Host]
 
 
 def take_entry(asm: Assembler, host: Host, request: Request, word_size: int, cookie: Register) -> None:
-    """Move the entry of the returning call from ENTRIES to SEEN (time 0: not found). Preserves R6 and R8 only."""
+    """
+    Move the data that was stored at the entry of the returning call from the map ENTRIES to the stack, at SEEN.
+
+    The time there is 0 if the entry was not seen. Preserves R6 and R8 only.
+    """
     assert request.entry is not None
     if request.abilities.calls is not None:
         take_from_table(asm, request, SEEN)
@@ -129,7 +133,11 @@ def take_entry(asm: Assembler, host: Host, request: Request, word_size: int, coo
 
 
 def _load_frame(asm: Assembler, request: Request, word_size: int) -> None:
-    """Load the stack pointer to R1: 0 at a tracepoint, the address of the context at a BPF trampoline."""
+    """
+    Load the number that identifies a call's frame to R1: the stack pointer, 0 at a tracepoint.
+
+    At a BPF trampoline it is the address of the context.
+    """
     if request.placement is Placement.TRACEPOINT:
         asm.mov(_R.R1, 0)
     elif request.placement.is_trampoline:
@@ -140,7 +148,7 @@ def _load_frame(asm: Assembler, request: Request, word_size: int) -> None:
 
 def _bring_up(asm: Assembler) -> None:
     """
-    Copy the entry of the call below, if there is one, to level 0.
+    Copy the data of the call around the returning one, with the same frame, to level 0, if there is such a call.
 
     The key on the stack is then that of the entry to delete: the copied one, or the innermost one. Clobbers R0-R5.
     """
@@ -161,7 +169,7 @@ def _write_key(
     asm: Assembler, host: Host, request: Request, cookie: Register, unknown: Label, *, creates: bool = False
 ) -> None:
     """
-    Write the key without the frame. Clobbers R0-R5.
+    Write the key of a call in ENTRIES to the stack, without the part that is its frame. Clobbers R0-R5.
 
     Go to ``unknown`` if the process has no entry in SPACES; with ``creates``, add one first.
     """
@@ -221,7 +229,7 @@ def _update(asm: Assembler, value: Register) -> None:
 
 
 class _Recorder:
-    """The writer of the BPF program at the entry."""
+    """A writer of the BPF program that runs at a function's entry and stores data for the handler at its return."""
 
     def __init__(self, asm: Assembler, architecture: Architecture, request: Request, host: Host) -> None:
         assert request.entry is not None
@@ -235,7 +243,7 @@ class _Recorder:
         self.host = host
 
     def write(self) -> None:
-        """Write the whole BPF program."""
+        """Write the whole program that stores the entry of a call in the map ENTRIES."""
         asm, request = self._asm, self._request
         asm.mov(CONTEXT, _R.R1)
         write_filter(asm, request.filter, self.host.global_pid, self._out)
@@ -452,7 +460,7 @@ def _find_window(asm: Assembler, request: Request) -> None:
 
 def _claim(asm: Assembler, table: CallTable) -> None:
     """
-    Set R2 to a slot with the key in R1. Clobbers R0 and R3-R5.
+    Set R2 to the slot of the call table for a new call, whose key is in R1. Clobbers R0 and R3-R5.
 
     It is the slot of a call with the same key that has not returned, a free one, or that of the oldest call.
     """

@@ -277,7 +277,11 @@ def _signed(value: int) -> int:
 
 
 class Epilogue:
-    """The code after one handler; ``out`` is the label for hits that have no state to release."""
+    """
+    A writer of the code after one handler: record, removal, and release of the state.
+
+    ``out`` is the label for hits that have no state to release.
+    """
 
     def __init__(
         self, writer: Writer, entries: RingEntries, ticket: Ticket | None, overload: Overload | None, out: Label
@@ -318,7 +322,7 @@ class Epilogue:
             self._overload.end()
 
     def _release(self) -> None:
-        """Release the state."""
+        """Write code that marks the hit's state as free for other hits."""
         asm = self._asm
         if self._w.is_small:
             return

@@ -53,7 +53,11 @@ _KEY, _EMPTY = -4, -96
 
 
 def ticket_of(writer: Writer) -> Ticket | None:
-    """Return the ticket writer of a handler; None if no hit of the handler has to return a ticket."""
+    """
+    Return the writer of a handler's ticket code.
+
+    Return None if hits are not limited, or their instructions cannot fault.
+    """
     request = writer.request
     if request.note is None or not (request.passcount or request.maxhits or writer.flow.uses("remove")):
         return None
@@ -61,7 +65,11 @@ def ticket_of(writer: Writer) -> Ticket | None:
 
 
 class Ticket:
-    """The writer of a handler's ticket code; ``note`` is the index of its pair in the note of a thread."""
+    """
+    A writer of code that numbers a probepoint's hits, so that a hit whose instruction then faults does not count.
+
+    ``note`` is the index of the handler's pair in the note of a thread.
+    """
 
     def __init__(self, writer: Writer, note: int) -> None:
         self._asm = writer.asm
@@ -150,7 +158,11 @@ _BEGAN = -56
 
 
 class Overload:
-    """The code of the overload guard in one handler; until there is a state, R8 holds the attach cookie."""
+    """
+    A writer of the overload guard's code in one handler, which limits the share of CPU time that hits take.
+
+    Until there is a state, R8 has the attach cookie.
+    """
 
     def __init__(self, writer: Writer, limit: int) -> None:
         self._writer = writer
@@ -210,17 +222,21 @@ class Overload:
         asm.place(done)
 
     def count_skipped(self) -> None:
-        """Count a hit that runs no handler. Clobbers R1 and R2."""
+        """Count a hit for which the guard has not let the handler run (``ProbeLoad.SKIPPED``). Clobbers R1 and R2."""
         asm = self._asm
         self._probe_load(_R.R1, _R.R8)
         asm.count(_R.R1, ProbeLoad.SKIPPED)
 
     def begin(self) -> None:
-        """Copy the start time of the handler to the state. Clobbers R1."""
+        """Copy the start time that ``admit`` has stored to the handler's state. Clobbers R1."""
         self._asm.copy_from(_R.R10, _BEGAN, SCRATCH, Field.BEGAN)
 
     def end(self) -> None:
-        """Add the handler's time, if it is measured; set the brake beyond the limit. Clobbers all but R6 and R7."""
+        """
+        Add the time since ``begin``, if this run is measured, to the CPU's and the probepoint's times.
+
+        Beyond the limit, set the brake. Clobbers all but R6 and R7.
+        """
         asm, done = self._asm, self._asm.label()
         short = asm.label()
         asm.jump_if_word(Jump.JEQ, SCRATCH, Field.BEGAN, 0, done)

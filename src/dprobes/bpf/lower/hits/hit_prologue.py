@@ -112,7 +112,11 @@ _ENDED = -24
 
 
 class Prologue:
-    """The code before one handler; ``out`` is the label for hits that run no handler."""
+    """
+    A writer of the code before one handler: filter, passcount and maxhits, overload guard, and the search for a state.
+
+    ``out`` is the label for hits that run no handler.
+    """
 
     def __init__(
         self, writer: Writer, entries: RingEntries, ticket: Ticket | None, overload: Overload | None, out: Label
@@ -142,7 +146,7 @@ class Prologue:
         self._initialise()
 
     def _filter(self) -> None:
-        """Write the filter; hits outside it are still charged for their trap."""
+        """Write code that ends hits of threads that are not in scope; the overload guard charges their traps."""
         asm, scope, load_pid = self._asm, self._request.filter, self._w.host.global_pid
         if self._overload is None or scope == Filter():
             write_filter(asm, scope, load_pid, self._out)
@@ -157,7 +161,7 @@ class Prologue:
         asm.place(ours)
 
     def _load_cookie(self) -> None:
-        """Load the attach cookie into R8, where it is needed."""
+        """Load the attach cookie to R8, unless the handler has a fixed probepoint and does not need it."""
         if self._request.probe is None:
             self._w.host.cookie()
             self._asm.mov(_R.R8, _R.R0)
@@ -201,7 +205,7 @@ class Prologue:
             asm.mov(_R.R9, _R.R3)  # 0 for the last one
 
     def _admit(self, overload: Overload) -> None:
-        """Write the overload guard: a hit that it does not admit runs no handler, as if no state were free."""
+        """Write the overload guard's check; a hit that it rejects runs no handler, as if no state were free."""
         asm, skipped, admitted = self._asm, self._asm.label(), self._asm.label()
         overload.admit(skipped)
         asm.jump(admitted)
@@ -213,7 +217,7 @@ class Prologue:
         asm.place(admitted)
 
     def _claim(self) -> None:
-        """Write the search for a free state; store its number in it."""
+        """Write the search for a state that no running handler uses; the state then has its own number."""
         asm, claimed, full = self._asm, self._asm.label(), self._asm.label()
         has_variables = self._request.tvars > 0 and uses_variables(self._w.flow)
         is_kept = has_variables and not self._request.abilities.verified

@@ -174,7 +174,7 @@ _STOP = 19
 
 class Host(Identities, ProbeTable):
     """
-    The writer of one handler's kernel interface.
+    A writer of a handler's code that depends on its environment: registers, memory, ids, ring and probe table.
 
     ``uses_ip`` and ``uses_ids`` request that the instruction pointer and the ids are determined before the handler
     starts.
@@ -213,7 +213,7 @@ class Host(Identities, ProbeTable):
         self._asm.call(Helper.GET_ATTACH_COOKIE)
 
     def begin(self) -> None:
-        """Write the first code of the BPF program; clobbers R0-R5."""
+        """Write the first instructions of the BPF program, before the handler's prologue; clobbers R0-R5."""
 
     def load_result(self) -> None:
         """Load the return value of the BPF program to R0."""
@@ -242,7 +242,7 @@ class Host(Identities, ProbeTable):
         asm.store(Register.R10, _FOUND + 8, Register.R3)
 
     def prepare(self) -> None:
-        """Write the code that must run before the handler; clobbers R0-R5."""
+        """Write code before the handler that determines the items it uses, such as ids; clobbers R0-R5."""
         if self._keeps_ip:
             self._read_return_address()
         if self._keeps_ids:

@@ -32,7 +32,7 @@ _KERNEL_WORD = -64
 
 
 def _read(asm: Assembler, from_kernel: Helper, from_user: Helper) -> None:
-    """Call the helper that reads the half of the address space with the address in R3."""
+    """Call the helper for the half of the address space, the kernel's or the user's, in which the address in R3 is."""
     kernel, done = asm.label(), asm.label()
     asm.jump_if(Jump.JSLT, _R.R3, 0, kernel)  # the upper half of all addresses is the kernel's
     asm.call(from_user)
@@ -95,7 +95,7 @@ def load_word_of_cpu(asm: Assembler, table: int, dst: Register) -> None:
 
 
 class KernelHost(Host):
-    """The writer of the kernel interface of a handler in the kernel."""
+    """A writer of the kernel interface of handlers whose hits are in the kernel."""
 
     has_user_context = True
 
@@ -200,7 +200,7 @@ class TracepointHost(KernelHost):
         asm.place(found)
 
     def prepare(self) -> None:
-        """Write the code that must run before the handler; clobbers R0-R5."""
+        """Write code before the handler that stores data which the handler uses; clobbers R0-R5."""
         super().prepare()
         if self._request.traced is not None and self._request.traced.system_call is not None:
             self._asm.copy_from(_R.R10, _NARROW, SCRATCH, Field.PLACE)

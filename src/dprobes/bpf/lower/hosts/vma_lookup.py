@@ -41,7 +41,7 @@ _ADDRESS = -56
 
 class Answer(IntEnum):
     """
-    The stack offsets of the data about the mapping; all are 0 where nothing is mapped.
+    Offsets from R10, the end of the BPF stack frame, of the data about a mapping; all are 0 if nothing is mapped.
 
     ``FILE`` is not 0 for a mapping of a file, which ``INODE`` and ``DEVICE`` (of its super block) identify. ``PAGES``
     is the first page of the mapping in the file.

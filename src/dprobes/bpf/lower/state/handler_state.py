@@ -103,7 +103,7 @@ EXIT, ABORT, REMOVE_PROBE, SKIP, EXIT_WITH = 0, 1, 2, 3, 16
 
 
 class Field(IntEnum):
-    """The offsets of the fields of a state."""
+    """Offsets in bytes of the fixed fields of a handler's state, its memory during a hit."""
 
     TSP = FIELDS
     SBP = FIELDS + 8
@@ -167,7 +167,7 @@ class Field(IntEnum):
 
 
 class Frame(IntEnum):
-    """The offsets of the fields of a frame."""
+    """Offsets in bytes of the fields of a frame, which a called RPN procedure has."""
 
     CALLED = 0
     RETURN = 8
@@ -249,7 +249,7 @@ class _Cell:
 
 
 def store_number(asm: Assembler, base: Register, offset: int, value: Operand) -> None:
-    """Store 64 bits: a register, or an unsigned number, which goes through R9 if a store cannot hold it."""
+    """Store a 64-bit register or unsigned number at ``base + offset``; a number may go through R9."""
     if isinstance(value, Register) or value < 1 << 31:
         asm.store(base, offset, value)
     elif value >= (1 << 64) - (1 << 31):
@@ -297,13 +297,13 @@ class VirtualStack:
         raise AssertionError("an instruction takes all registers")
 
     def release(self) -> None:
-        """End an instruction: free the registers that it took and did not push."""
+        """Free, after an instruction, the registers from ``take`` that it has not pushed on the RPN stack."""
         self._held.clear()
 
     # Cells
 
     def push(self, value: Operand) -> None:
-        """Push a number, or a register that was taken."""
+        """Push a number, or a register from ``take``, on the RPN stack."""
         self.top -= 1
         self._put(self.top, value)
 
@@ -351,13 +351,13 @@ class VirtualStack:
         return register
 
     def copy(self, value: Operand) -> Register:
-        """Return a new register with ``value``."""
+        """Return a new register from ``take`` that is set to ``value``."""
         register = self.take()
         self._asm.mov(register, value)
         return register
 
     def drop(self, count: int) -> None:
-        """Drop ``count`` cells."""
+        """Remove the top ``count`` cells of the RPN stack."""
         for position in range(self.top, self.top + min(count, RPN_STACK_CELLS)):
             self._cells.pop(position % RPN_STACK_CELLS, None)
         self.top += count

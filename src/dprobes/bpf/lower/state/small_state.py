@@ -75,7 +75,7 @@ def may_be_small(flow: HandlerFlow, request: Request, word_size: int) -> bool:
 
 
 def _fits(instruction: EncodedInstruction, flow: HandlerFlow) -> bool:
-    """Return whether an instruction needs little of the state."""
+    """Return whether an instruction uses only those parts of the state for which the BPF stack has room."""
     row = instruction.row
     if row is None or row.group is Group.HEAP or row.operator in ("callk", "trace", "vfyrw"):
         return False
@@ -90,7 +90,7 @@ def _is_plain(table: Table | None) -> bool:
 
 
 class _Span(NamedTuple):
-    """The bytes of the state from ``start`` to ``end`` (excluded)."""
+    """A range of bytes of the state, from ``start`` to ``end`` (excluded)."""
 
     start: int
     end: int
@@ -123,7 +123,7 @@ def move_to_stack(w: Writer) -> bool:
 
 
 class _UnmovableError(Exception):
-    """The state of a handler cannot be on the stack."""
+    """Raised for a handler whose state cannot be on the BPF stack."""
 
 
 class _StateUses:

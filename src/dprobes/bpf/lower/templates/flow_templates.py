@@ -203,7 +203,7 @@ class _TraceWriter:
         self._out = writer.asm.label()
 
     def write(self) -> None:
-        """Write the body of the routine."""
+        """Write the routine, which appends a stack trace to the trace buffer, and ends it early for lack of room."""
         self._header()
         self._trace()
         self._asm.place(self._out)

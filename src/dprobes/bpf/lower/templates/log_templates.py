@@ -42,7 +42,7 @@ _R = Register
 
 
 def begin(w: Writer) -> None:
-    """Set PLP to LP; clobbers R1."""
+    """Set PLP, if the handler reads it, to LP, the present end of the log; clobbers R1."""
     if w.flow.uses("push plp"):
         w.asm.copy(SCRATCH, Field.PLP, Field.LP)
 
@@ -67,7 +67,7 @@ def overflow_if(w: Writer, condition: Jump, register: Register, operand: Operand
 
 
 def overflow(w: Writer) -> None:
-    """Raise LOG_OVERFLOW; if it is ignored, close the log."""
+    """Raise LOG_OVERFLOW; if the program ignores that exception, close the log."""
     if w.is_ignored(ExceptionCode.LOG_OVERFLOW):
         _close(w)
     else:

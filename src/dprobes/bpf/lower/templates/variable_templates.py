@@ -116,7 +116,7 @@ class _VariableKind(NamedTuple):
     token: Token
 
     def count(self, w: Writer) -> int:
-        """Return the number of variables."""
+        """Return the number of variables of this kind that the program has."""
         request = w.request
         return {"lv": request.vars, "gv": request.gvars, "cv": request.cvars, "tv": request.tvars}[self.name]
 

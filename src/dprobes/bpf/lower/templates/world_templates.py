@@ -223,7 +223,7 @@ def _vfyrw(w: Writer, i: EncodedInstruction) -> None:
 
 
 def _ask(question: Callable[[Host], None], *, bits: int = 32) -> Template:
-    """Return the template that pushes the result of a query, of ``bits`` bits."""
+    """Return a template that pushes what ``question``, a method of the host, loads to R0: ``bits`` bits."""
 
     def template(w: Writer, i: EncodedInstruction) -> None:
         w.stack.settle()
@@ -234,7 +234,7 @@ def _ask(question: Callable[[Host], None], *, bits: int = 32) -> Template:
 
 
 def _push_answer(w: Writer, bits: int) -> None:
-    """Push the low ``bits`` bits of R0."""
+    """Push the low ``bits`` bits of R0, the result of a host's query, on the RPN stack."""
     value = w.stack.copy(_R.R0)
     if bits > 32 and not w.wide:
         if bits == 64:
@@ -565,7 +565,7 @@ def _read_bytes(w: Writer, place: int, limit: int, count: int, position: int, *,
 
 
 def clear(w: Writer, place: int, size: int) -> None:
-    """Clear bytes of the state; clobbers R1."""
+    """Set ``size`` bytes at ``place`` in the state to zero; clobbers R1."""
     w.point_to(_R.R1, place)
     for position in range(0, size, 8):
         w.asm.store(_R.R1, position, 0)

@@ -133,7 +133,7 @@ class CodeRange(NamedTuple):
 
 
 class Spans:
-    """Disjoint ranges of link addresses, ends excluded."""
+    """Set of disjoint ranges of link addresses, ends excluded, for searches by address."""
 
     __slots__ = ("_ends", "_starts")
 
@@ -210,7 +210,7 @@ def control_flow(module: Module, ranges: list[CodeRange]) -> ControlFlow:
 
 @dataclass(slots=True)
 class _Function:
-    """Code from one start to the next one; ``named`` are the addresses in its operands."""
+    """Decoded code from one start of a function to the next one; ``named`` are the addresses in its operands."""
 
     start: int
     end: int
@@ -368,7 +368,7 @@ def _addresses_in(code: CodeRange, first: int, last: int) -> Iterator[int]:
 
 
 def _cut(dead: Iterable[tuple[int, int]], targets: set[int]) -> Iterator[tuple[int, int]]:
-    """Iterate over dead ranges, each cut at the first possible target."""
+    """Iterate over the ``dead`` ranges, each ended at the first possible branch target in it."""
     for start, end in sorted(dead):
         stop = next((address for address in range(start, end) if address in targets), end)
         if stop > start:
@@ -407,7 +407,7 @@ class CodeBytes:
         return any(self.relied[place : place + size])
 
     def is_free(self, address: int, size: int) -> bool:
-        """Return True if the bytes may be written."""
+        """Return True if the bytes may be overwritten: no jump has written them or relies on them."""
         return not self.is_written(address, size) and not self.is_relied_on(address, size)
 
     def write(self, address: int, data: bytes) -> None:

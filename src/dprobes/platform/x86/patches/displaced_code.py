@@ -154,7 +154,7 @@ def _distance(end: int, target: int) -> bytes:
 
 
 class _Copier:
-    """Writer of consecutive copies of instructions."""
+    """Writer of consecutive copies of displaced instructions at another address."""
 
     def __init__(self, address: int) -> None:
         self.end = address
@@ -266,6 +266,6 @@ class _Copier:
 
 
 def _opcode(raw: bytes) -> int:
-    """Return the index of a branch's opcode: after legacy prefixes and REX."""
+    """Return the index of a branch's opcode byte in ``raw``, after legacy prefixes and REX."""
     position = legacy_prefixes(raw)
     return position + (0x40 <= raw[position] <= 0x4F)

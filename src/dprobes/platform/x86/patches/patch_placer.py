@@ -35,14 +35,18 @@ _SHORT_JUMP = b"\xeb"
 
 
 class Write(NamedTuple):
-    """Bytes to be written at an address."""
+    """Bytes of code to be written at an address of the process."""
 
     address: int
     data: bytes
 
 
 def writes_of(plan: Plan, reach: Reach, trampoline: int) -> tuple[Write, ...]:
-    """Return the writes of a plan in order; the last one makes the earlier ones reachable."""
+    """
+    Return the writes that insert a planned jump to ``trampoline``, in order.
+
+    ``reach`` is the one of the plan's reaches that contains the trampoline. The last write makes the others reachable.
+    """
     if plan.padding is None:
         code = _PREFIX * reach.prefixes + jump(plan.start + reach.prefixes, trampoline)
         return (Write(plan.start, code[: plan.written]),)

@@ -124,7 +124,11 @@ class Plan(NamedTuple):
         return max(0, self.site - self.start)
 
     def end(self, reach: Reach) -> int:
-        """Return the end of the bytes that make up the jump at the site; those after the written ones must stay."""
+        """
+        Return the end address of the jump at the site with ``reach``'s prefixes.
+
+        Bytes after the written ones must stay.
+        """
         return self.start + (SHORT_JUMP_SIZE if self.padding is not None else reach.prefixes + JUMP_SIZE)
 
     @property
@@ -156,7 +160,7 @@ _SHORT_BACK, _SHORT_ON = -128, 127
 
 
 class Site:
-    """Instruction to be probed, at ``start`` in ``code``."""
+    """Instruction to be probed by a jump, at ``start`` in ``code``, and the plans for that jump."""
 
     __slots__ = ("_decoder", "_module", "address", "changeable", "code", "first", "length", "place", "start")
 
@@ -184,7 +188,7 @@ class Site:
         return self.code.original[self.place : self.place + size]
 
     def jump(self) -> Plan | str:
-        """Return the plan for an instruction that has room for the jump."""
+        """Return the plan for a 5-byte jump in place of the instruction alone, or the reason against it."""
         if self.length < JUMP_SIZE:
             return f"it has {self.length} byte{'s' * (self.length > 1)}, a jump {JUMP_SIZE}"
         if self.changeable < JUMP_SIZE:
@@ -192,7 +196,12 @@ class Site:
         return self._plan(Method.JUMP, (self.length,), self.first)
 
     def window(self, wanted: Collection[int]) -> Plan | str:
-        """Return the plan for a window without another ``wanted`` address, or for a jump into dead bytes after it."""
+        """
+        Return the plan that displaces the instruction and the following ones, or the reason against it.
+
+        The displaced instructions, the window, must not include another ``wanted`` address. Dead bytes after a short
+        instruction may have the jump instead.
+        """
         targets, bias = self._module.flow.targets, self._module.bias
         if self.address - bias in self._module.flow.vague:
             return _VAGUE
@@ -229,7 +238,7 @@ class Site:
 
     def lead(self, wanted: Collection[int]) -> Plan | str:
         """
-        Return the plan for a window that begins before the instruction.
+        Return the plan for a window that begins before the instruction, or the reason against it.
 
         No branch may lead into that window, and no other ``wanted`` address may be in it.
         """
@@ -284,7 +293,11 @@ class Site:
         return found if found and found[-1].next_ip == self.start else []
 
     def puns(self) -> Plan | str:
-        """Return the plan for a punned jump: one reach for each number of prefixes in front of it."""
+        """
+        Return the plan for a punned jump, whose last bytes are those of the following code, or the reason against it.
+
+        It has one reach for each number of prefixes in front of the jump.
+        """
         size = min(self.changeable, PAGE_SIZE - self.start % PAGE_SIZE, JUMP_SIZE - 1)
         reaches = []
         for prefixes in range(size):

@@ -60,7 +60,7 @@ _ORIGINS = tuple(
 
 class AddressSpace:
     """
-    Allocator of addresses near a module, which is mapped from ``start`` to ``end`` (excluded).
+    Allocator of addresses for trampolines near a module, which is mapped from ``start`` to ``end`` (excluded).
 
     Ranges of the ``growth`` of the process are left out. At most ``regions_max`` regions are begun, because the kernel
     limits mappings (vm.max_map_count).
