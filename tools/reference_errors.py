@@ -89,7 +89,7 @@ STATES: dict[ProbeState, tuple[str, str]] = {
     ),
     ProbeState.CONFLICT: (
         "Another tool has a breakpoint or a uprobe at the place.",
-        "Exit the other tool. If it was killed, its breakpoint is still in the process: restart the probed program.",
+        "Detach or exit the other tool. If it was killed, restart the probed program, which still has the breakpoint.",
     ),
     ProbeState.INVALID_OFFSET: (
         (

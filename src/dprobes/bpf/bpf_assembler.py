@@ -121,7 +121,7 @@ class Assembler:
     # Labels
 
     def label(self) -> Label:
-        """Return a new label, which is not placed yet."""
+        """Return a new label for ``jump`` and ``place``; it stands for no instruction yet."""
         self._places.append(None)
         return len(self._places) - 1
 

@@ -67,7 +67,7 @@ class Register(Enum):
 
 
 class Class(IntEnum):
-    """The instruction classes."""
+    """The instruction classes of eBPF: the lowest three bits of an opcode (BPF_LD, BPF_ALU64, …)."""
 
     LD = 0
     LDX = 1
@@ -127,7 +127,7 @@ class Jump(IntEnum):
 
 
 class Size(IntEnum):
-    """The sizes of memory accesses."""
+    """The sizes of memory accesses in an opcode (BPF_W, BPF_H, BPF_B, BPF_DW)."""
 
     W = 0x00
     H = 0x08
@@ -146,7 +146,7 @@ class Size(IntEnum):
 
 
 class Mode(IntEnum):
-    """The modes of memory accesses."""
+    """The modes of memory accesses in an opcode (BPF_IMM, BPF_MEM, BPF_ATOMIC, …)."""
 
     IMM = 0x00
     MEM = 0x60

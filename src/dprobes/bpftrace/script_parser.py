@@ -388,7 +388,7 @@ class _ScriptParser:
         return script_tree.Assignment(target, operator.text[:-1], value, cursor.span_from(first))
 
     def _skip_probe(self) -> None:
-        """Skip past the block of a probe in error."""
+        """Skip the tokens up to the end of the block of a probe that has a syntax error."""
         self._cursor.skip_statement()
         while self._cursor.sees("}"):
             self._cursor.take()

@@ -101,7 +101,7 @@ class Field(Node):
 
 
 class Index(Node):
-    """An element of an array."""
+    """An element of an array, ``base[index]``."""
 
     base: Expression
     index: Expression
@@ -109,7 +109,7 @@ class Index(Node):
 
 
 class Unary(Node):
-    """A prefix operator with its operand."""
+    """A prefix operator, such as ``-`` or ``*``, and its operand."""
 
     operator: str
     operand: Expression
@@ -126,7 +126,7 @@ class Step(Node):
 
 
 class Binary(Node):
-    """A binary operator with its operands."""
+    """An operator between two operands, such as ``+`` or ``&&``."""
 
     operator: str
     left: Expression
@@ -188,7 +188,7 @@ class Do(Node):
 
 
 class If(Node):
-    """A condition and its two branches."""
+    """An ``if`` statement: its condition, and the statements of both branches."""
 
     condition: Expression
     then: tuple[Statement, ...]

@@ -41,7 +41,7 @@ class ToolHost(Protocol):
         """Return the number that a table, by its number, has for a key; 0 if it has none."""
 
     def table_kept(self, table: int, key: bytes) -> bytes:
-        """Return the string or call stack in the entry of a key, in memory layout; zeros if there is no entry."""
+        """Return the string or call stack that a table has for a key, in memory layout; zeros if it has none."""
 
     def tally(self, table: int, key: bytes, value: int) -> None:
         """
@@ -51,19 +51,19 @@ class ToolHost(Protocol):
         """
 
     def keep(self, table: int, key: bytes, value: bytes) -> None:
-        """Store a string or call stack, in memory layout, in the entry of a key."""
+        """Store a string or call stack, in memory layout, as a table's value for a key."""
 
     def delete(self, table: int, key: bytes) -> None:
-        """Delete the entry of a key."""
+        """Delete the value that a table, by its number, has for a key."""
 
     def clear(self, table: int) -> None:
-        """Delete all entries of a table."""
+        """Delete all values of a table, by its number."""
 
     def show(self, table: int, rows: int | None) -> None:
         """Print at most ``rows`` rows of a table; all if it is None."""
 
     def cat(self, path: str) -> None:
-        """Print the contents of a file."""
+        """Print the contents of the file ``path``, as ``cat("path")`` in a block does."""
 
     def print(self, template: str, data: bytes) -> None:
         """Print ``data``, the bytes of a record's items, as ``template`` formats them."""

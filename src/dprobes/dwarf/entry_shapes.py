@@ -120,7 +120,7 @@ class EntryShape(NamedTuple):
     sibling_form: int
 
     def has(self, attribute: int) -> bool:
-        """Return whether entries have an attribute."""
+        """Return whether entries with this abbreviation code have an attribute, a number of ``At``."""
         return any(each.attribute == attribute for each in self.attributes)
 
 

@@ -314,7 +314,7 @@ class ResolvedModule(NamedTuple):
         return 0, frozenset()
 
     def of(self, kind: ProbeKind) -> tuple[Probepoint, ...]:
-        """Return the probepoints of a kind."""
+        """Return the module's probepoints of a kind, in their order."""
         return tuple(probe for probe in self.probepoints if probe.kind is kind)
 
     @property
@@ -402,7 +402,7 @@ class Space(Enum):
 
 
 def space_of(program: Program) -> Space:
-    """Return the space of a program's probepoints."""
+    """Return where a program's hits can be: in a module's files, every process, the whole system, or the kernel."""
     if program.name == ANYWHERE:
         return Space.SYSTEM
     if watches_user_addresses(program) and program.name != MACHINE:
@@ -441,5 +441,5 @@ class EveryProcess(NamedTuple):
         return self.architecture.word_size
 
     def address_of(self, symbol: str) -> int:
-        """Raise ``TargetError``: symbols belong to files."""
+        """Raise ``TargetError``: without a file there are no symbols."""
         raise TargetError(f"'{symbol}' is not an address of every program")

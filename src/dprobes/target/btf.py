@@ -248,7 +248,7 @@ class Btf:
         return self._words[at], self._words[at + 2]
 
     def enumerators(self, number: int) -> Iterator[tuple[str, int]]:
-        """Iterate over the names and values of an enumeration."""
+        """Iterate over the (name, value) pairs of the enumeration with the type id ``number``."""
         start = self._begin(number)
         info, is_wide = self._words[start + 1], self.kind(number) is Kind.ENUM64
         size = _WORDS_EACH[self.kind(number)]

@@ -143,7 +143,7 @@ class SymbolSource(Protocol):
         """Iterate over the local symbols called ``name``, each with its source file, where that is known."""
 
     def imports(self, name: str) -> bool:
-        """Return whether ``name`` is used but not defined."""
+        """Return whether the table lists ``name`` only as undefined: it is in another module."""
 
     def beginning(self, start: str) -> Iterable[Symbol]:
         """Iterate over the symbols whose names begin with ``start``."""

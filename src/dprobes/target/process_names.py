@@ -294,7 +294,7 @@ class NamedProcess:
         return LocatedCode(self._pid, self._since, mapped, function)
 
     def _name_of(self, mapping: Mapping, module: Module | None) -> str:
-        """Return the name of a mapping's file."""
+        """Return the name of a mapping's file in output: one that a program uses, its SONAME or its base name."""
         if mapping.path not in self._names:
             soname = module.elf.soname if module is not None and mapping.is_file else None
             self._names[mapping.path] = module_name(mapping.path, soname, self._called, root_of(self._pid))

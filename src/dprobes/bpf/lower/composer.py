@@ -61,7 +61,7 @@ class Composer:
         return variable
 
     def set(self, variable: Variable, value: Variable | int) -> None:
-        """Set a variable to a value, modulo 2**64."""
+        """Store another variable's value or a number, modulo 2**64, in a variable."""
         if isinstance(value, Variable):
             self._asm.copy(SCRATCH, variable.offset, value.offset)
         else:

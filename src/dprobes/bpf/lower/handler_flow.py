@@ -138,7 +138,7 @@ class _Analysis:
         return self._found
 
     def _reach(self) -> None:
-        """Find all reachable instructions and the leaders."""
+        """Decode all instructions that control can reach, and find the leaders: those at which blocks begin."""
         found = self._found
         found.leaders.add(found.start)
         arrivals: dict[int, int] = {found.start: 1}
@@ -206,7 +206,7 @@ class _Analysis:
                 return
 
     def _propagate(self) -> None:
-        """Compute the facts at each leader, until nothing changes."""
+        """Compute, for each leader, the facts that hold on all paths to it, until a fixed point."""
         found = self._found
         pending = [(found.start, Known(0, 0))]
         pending += [(offset, _NOTHING) for offset in found.catches]
@@ -220,7 +220,11 @@ class _Analysis:
             pending += self._through_block(offset, merged)
 
     def _through_block(self, offset: int, known: Known) -> list[tuple[int, Known]]:
-        """Return the successors of the block at ``offset`` with the facts there."""
+        """
+        Return the successors of the block at byte ``offset``, each with the facts after the block.
+
+        ``known`` are the facts at the start of the block.
+        """
         while True:
             instruction = self._found.instructions[offset]
             after = self._after(instruction, known)

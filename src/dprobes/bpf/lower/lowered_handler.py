@@ -304,7 +304,7 @@ def _host_uses(architecture: Architecture, flow: HandlerFlow, request: Request) 
 
 
 def _takes_snapshots(flow: HandlerFlow) -> bool:
-    """Return whether a handler copies the user stack."""
+    """Return whether a handler logs or stores user call stacks, for which it copies the user stack."""
     numbers = (i.operand for i in flow.instructions.values() if i.row is not None and i.row.group is Group.TABLE)
     tables = [table_of(number, flow.tables) for number in numbers]
     return flow.uses(*_UNWINDING) or any(table is not None and table.has_user_stack for table in tables)

@@ -436,7 +436,7 @@ class Writer:
     # Exceptions
 
     def is_enabled(self, code: ExceptionCode) -> bool:
-        """Return whether an exception is dispatched to a handler."""
+        """Return whether the program's exception mask lets an exception of this code reach a handler."""
         return bool(code & self.point.exception_mask)
 
     def is_ignored(self, code: ExceptionCode) -> bool:
@@ -630,7 +630,7 @@ def write_dispatch(w: Writer, take_trace: Callable[[], None] | None) -> None:
 
 
 def _push_triple(w: Writer) -> None:
-    """Push parameter 2, parameter 1 and the code."""
+    """Push the exception's parameter 2, parameter 1 and code on the RPN stack, for its handler."""
     asm = w.asm
     asm.load(TSP, SCRATCH, Field.TSP)
     for position, field in ((-1, Field.PARM2), (-2, Field.PARM1), (-3, Field.CODE)):

@@ -354,7 +354,7 @@ class WideEmitter:
         self._w.drop(procedure.takes - procedure.leaves)
 
     def drop_high(self) -> None:
-        """Drop the high word of the number on top."""
+        """Write code that drops the high word of the two-cell number on top, so that the low word remains."""
         self._w.code("xchg; ros 1")
 
     def test(self) -> None:

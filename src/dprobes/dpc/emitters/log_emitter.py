@@ -278,7 +278,7 @@ class LogEmitter:
         """The line of the current ``printf``."""
 
     def log(self, items: Sequence[typed_values.Argument], line: int) -> None:
-        """Log the items of the ``printf`` at a line."""
+        """Write code that logs the items of a ``printf``; exceptions in it are counted under its source ``line``."""
         self._line = line
         for group in _together(items, self._width_of):
             if len(group) == 1:

@@ -111,7 +111,7 @@ class Writer:
         self.lines.append(Line(text, self._span))
 
     def new_label(self) -> str:
-        """Return a new label, not yet written."""
+        """Return a name for a new label, which ``label`` is to write."""
         self._labels += 1
         return f"L{self._labels}"
 

@@ -125,7 +125,7 @@ class StatementEmitter:
         self._w.depth = depth
 
     def statement(self, statement: typed_program.Statement) -> None:
-        """Write a statement."""
+        """Write the code of a statement and of the statements in it."""
         w = self._w
         if id(statement) in self._done:
             return

@@ -69,7 +69,7 @@ class PlaceEmitter:
         self._word_size = word_size
 
     def assign(self, target: Place, value: Value, *, is_wanted: bool) -> None:
-        """Assign a value, and push it if ``is_wanted``."""
+        """Write code that assigns a value to ``target``; with ``is_wanted`` the value stays on the stack."""
         is_indexed = isinstance(target, Variable) and target.index is not None
         if not isinstance(target, Variable) or is_indexed or is_wanted or self._values.wide.is_wide(target.type):
             self._values.exact(value)

@@ -98,7 +98,7 @@ class DebugModule:
         return any(symbol.kind == "ifunc" for symbol in self._module.symbols.lookup(name))
 
     def is_thread_local(self, name: str) -> bool:
-        """Return whether a symbol belongs to a thread-local variable."""
+        """Return whether a symbol is that of a thread-local variable (STT_TLS)."""
         return any(symbol.kind == "tls" for symbol in self._module.symbols.lookup(name))
 
     def function_symbol(self, address: int) -> str | None:

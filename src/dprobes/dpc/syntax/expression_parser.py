@@ -187,7 +187,7 @@ class ExpressionParser:
         """The number of enclosing constructs in which a colon follows an expression."""
 
     def expression(self) -> syntax_tree.Expression:
-        """Parse an expression with commas."""
+        """Parse an expression, comma operators included, from the next token on."""
         left = self.assignment()
         while self._cursor.accept(","):
             right = self.assignment()
@@ -195,7 +195,7 @@ class ExpressionParser:
         return left
 
     def assignment(self) -> syntax_tree.Expression:
-        """Parse an expression without commas outside of parentheses."""
+        """Parse an expression up to a comma outside of parentheses, such as an argument."""
         with self._cursor:
             left = self._conditional()
             operator = self._cursor.accept(*_ASSIGNMENTS)

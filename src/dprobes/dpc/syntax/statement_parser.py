@@ -50,7 +50,7 @@ _NO_NAMES = BASIC_WORDS | _UNSUPPORTED | QUALIFIERS | {*TAGGED, *_C_STORAGES}
 
 
 class DeclarationParser:
-    """A parser of types and declarations."""
+    """A parser of types and declarations in DProbes C."""
 
     def __init__(self, cursor: Cursor) -> None:
         self._cursor = cursor
@@ -77,7 +77,7 @@ class DeclarationParser:
         return self._cursor.sees(*STORAGES)
 
     def begins_declaration(self) -> bool:
-        """Return whether a declaration comes next."""
+        """Return whether a declaration comes next, by its first tokens."""
         if self.has_storage():
             return True
         if not self.begins_type():
@@ -266,7 +266,7 @@ class DeclarationParser:
 
 
 class StatementParser:
-    """A parser of statements and blocks."""
+    """A parser of statements and blocks in DProbes C."""
 
     def __init__(self, cursor: Cursor) -> None:
         self._cursor = cursor
@@ -312,7 +312,7 @@ class StatementParser:
         return ParseError()
 
     def statement(self) -> syntax_tree.Statement | None:
-        """Parse a statement; return None for an empty one."""
+        """Parse a statement, from the next token on; return None for an empty one, a semicolon alone."""
         cursor = self._cursor
         if cursor.accept(";"):
             return None

@@ -113,7 +113,7 @@ class Binary(Node):
 
 
 class Conditional(Node):
-    """``condition ? yes : no``."""
+    """The conditional operator, ``condition ? yes : no``."""
 
     condition: Expression
     yes: Expression
@@ -131,7 +131,7 @@ class Assignment(Node):
 
 
 class Comma(Node):
-    """``left, right``."""
+    """The comma operator, ``left, right``."""
 
     left: Expression
     right: Expression
@@ -147,7 +147,7 @@ class Call(Node):
 
 
 class Index(Node):
-    """``base[index]``."""
+    """An array element, ``base[index]``."""
 
     base: Expression
     index: Expression
@@ -155,7 +155,7 @@ class Index(Node):
 
 
 class MemberAccess(Node):
-    """``base.name``, or with ``is_arrow`` ``base->name``."""
+    """A member, ``base.name``, or with ``is_arrow`` ``base->name``."""
 
     base: Expression
     name: str
@@ -164,7 +164,7 @@ class MemberAccess(Node):
 
 
 class Cast(Node):
-    """``(type)operand``."""
+    """A cast, ``(type)operand``."""
 
     type: TypeName
     operand: Expression
@@ -180,7 +180,7 @@ class SizeOf(Node):
 
 
 class TableAccess(Node):
-    """``@name[keys]``."""
+    """A keyed table with the keys of one value, ``@name[keys]``."""
 
     name: str
     keys: tuple[Expression, ...]
@@ -271,14 +271,14 @@ class ExpressionStatement(Node):
 
 
 class Block(Node):
-    """Statements in braces."""
+    """A block: the statements in a pair of braces."""
 
     statements: tuple[Statement, ...]
     span: Span
 
 
 class If(Node):
-    """``if``, possibly with ``else``."""
+    """An ``if`` statement, possibly with ``else``."""
 
     condition: Expression
     then: Statement
@@ -287,7 +287,7 @@ class If(Node):
 
 
 class While(Node):
-    """``while``."""
+    """A loop ``while (condition) body``."""
 
     condition: Expression
     body: Statement
@@ -295,7 +295,7 @@ class While(Node):
 
 
 class DoWhile(Node):
-    """``do … while``."""
+    """A loop ``do body while (condition);``."""
 
     body: Statement
     condition: Expression
@@ -303,7 +303,7 @@ class DoWhile(Node):
 
 
 class For(Node):
-    """``for``; each of its three parts may be None."""
+    """A loop ``for (first; condition; step) body``; each of the three parts may be None."""
 
     first: Declaration | ExpressionStatement | None
     condition: Expression | None
@@ -328,19 +328,19 @@ class Switch(Node):
 
 
 class Break(Node):
-    """``break``."""
+    """The statement ``break;`` in a loop or ``switch``."""
 
     span: Span
 
 
 class Continue(Node):
-    """``continue``."""
+    """The statement ``continue;`` in a loop."""
 
     span: Span
 
 
 class Return(Node):
-    """``return``."""
+    """The statement ``return value;``, or ``return;`` with None as value."""
 
     value: Expression | None
     span: Span
@@ -368,7 +368,7 @@ PERIOD_MIN, PERIOD_MAX = 10_000_000, 86_400_000_000_000
 
 
 class PointKind(Enum):
-    """The kind of a probepoint."""
+    """The syntax of a probepoint, which decides what its ``place`` means."""
 
     CODE = "code"
     INLINE = "inline"

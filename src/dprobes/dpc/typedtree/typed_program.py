@@ -121,7 +121,7 @@ class Quit(Node):
 
 
 class Select(Node):
-    """``if``."""
+    """An ``if`` statement; ``otherwise`` is None without ``else``."""
 
     condition: Value
     then: Statement
@@ -162,14 +162,14 @@ class Steps(Node):
 
 
 class Jumping(Enum):
-    """The kind of a jump."""
+    """The kind of a jump out of a loop's body: ``break`` or ``continue``."""
 
     BREAK = "break"
     CONTINUE = "continue"
 
 
 class Jump(Node):
-    """``break`` or ``continue``."""
+    """A ``break`` or ``continue`` statement."""
 
     kind: Jumping
     span: Span
@@ -193,7 +193,7 @@ class Ending(Enum):
 
 
 class End(Node):
-    """The end of the handler."""
+    """A statement that ends the hit's handler, such as ``remove`` or ``exit 1``."""
 
     kind: Ending
     span: Span
@@ -223,7 +223,7 @@ Statement = (
 
 
 def statements_in(statement: Statement) -> Iterator[Statement]:
-    """Iterate over a statement and all statements in it."""
+    """Iterate over a statement and, recursively, the statements in it."""
     return (each for each in statement.walk() if isinstance(each, Statement))
 
 

@@ -147,7 +147,7 @@ class Arithmetic(Node):
 
 
 class Negation(Node):
-    """``-x``, or with ``is_complement`` ``~x``."""
+    """The operation ``-x``, or with ``is_complement`` ``~x``."""
 
     operand: Value
     type: Integer
@@ -165,14 +165,14 @@ class Comparison(Node):
 
 
 class Not(Node):
-    """``!x``."""
+    """The logical operation ``!x``, whose value is 0 or 1."""
 
     operand: Value
     type: CType
 
 
 class Both(Node):
-    """``left && right``."""
+    """The logical operation ``left && right``, whose value is 0 or 1."""
 
     left: Value
     right: Value
@@ -180,7 +180,7 @@ class Both(Node):
 
 
 class Either(Node):
-    """``left || right``."""
+    """The logical operation ``left || right``, whose value is 0 or 1."""
 
     left: Value
     right: Value
@@ -188,7 +188,7 @@ class Either(Node):
 
 
 class Convert(Node):
-    """A value converted to another type."""
+    """A value converted to ``type``, as by a cast in C."""
 
     operand: Value
     type: CType
@@ -212,7 +212,7 @@ class Step(Node):
 
 
 class Choice(Node):
-    """``condition ? yes : no``."""
+    """The conditional operator, ``condition ? yes : no``."""
 
     condition: Value
     yes: Value
@@ -221,7 +221,7 @@ class Choice(Node):
 
 
 class Sequence(Node):
-    """``left, right``."""
+    """The comma operator, ``left, right``; its value is that of ``right``."""
 
     left: Value
     right: Value
@@ -290,7 +290,7 @@ class Text(Node):
 
 
 class Bytes(Node):
-    """``size`` bytes of memory."""
+    """An argument of ``printf`` or a key that is ``size`` bytes of the target's memory."""
 
     address: Value
     size: Value

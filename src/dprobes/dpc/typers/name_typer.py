@@ -235,7 +235,7 @@ class NameTyper:
         return _ARGUMENTS if self._where.names is None else self._where.names.arguments
 
     def symbol(self, name: str) -> typed_values.Symbol:
-        """Return the address of a symbol of the module."""
+        """Return the run-time address of a symbol of the probed module, as a value."""
         return typed_values.Symbol(name, self._values.types.word)
 
     def _argument(self, number: int, type_: CType) -> Value:
@@ -256,7 +256,11 @@ class NameTyper:
         raise self._unknown(name)
 
     def check_assigned(self, name: syntax_tree.Name) -> None:
-        """Report an assignment to a name without a meaning."""
+        """
+        Report an assignment to a name that is not declared, and raise ``TypingError``.
+
+        Do nothing for other names.
+        """
         if not name.module and self._known(name) is None and name.name not in RESERVED_CALLS:
             self._undeclared.add(name.name)
             raise self._unknown(name)

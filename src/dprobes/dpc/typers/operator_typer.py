@@ -84,7 +84,11 @@ class OperatorTyper:
             self._diagnostics.warning(span, message, hint=hint)
 
     def unary(self, operator: str, value: Value, span: Span) -> Value:
-        """Return ``-x``, ``+x`` or ``~x``."""
+        """
+        Return the typed value of ``-x``, ``+x`` or ``~x``.
+
+        Raise ``TypingError`` for an operand without arithmetic.
+        """
         if not isinstance(value.type, Integer | Enumeration):
             raise self.wrong(span, f"'{operator}' needs a number, not '{value.type}'")
         type_ = promoted(value.type)
@@ -153,7 +157,7 @@ class OperatorTyper:
         return typed_values.Not(folded(typed_values.Comparison("<", a, b, type_.is_signed, INT)), INT)
 
     def choice(self, condition: Value, yes: Value, no: Value, span: Span) -> Value:
-        """Return ``condition ? yes : no``."""
+        """Return the typed value of ``condition ? yes : no``, after C's conversions of ``yes`` and ``no``."""
         if isinstance(yes.type, Integer | Enumeration) and isinstance(no.type, Integer | Enumeration):
             type_: CType = common_type(yes.type, no.type)
         elif isinstance(yes.type, Pointer):
@@ -163,7 +167,7 @@ class OperatorTyper:
         return typed_values.Choice(condition, self.converted(yes, type_, span), self.converted(no, type_, span), type_)
 
     def cast(self, type_: CType, value: Value, span: Span) -> Value:
-        """Return ``(type)value``."""
+        """Return the typed value of ``(type)value``; raise ``TypingError`` if that is impossible."""
         if isinstance(type_, Void):
             return typed_values.Convert(value, type_)
         if not is_scalar(type_):
@@ -264,7 +268,7 @@ class ExpressionTyper(Protocol):
     operators: OperatorTyper
 
     def value(self, expression: syntax_tree.Expression) -> Value:
-        """Return the value of an expression."""
+        """Return the typed value of an expression; raise ``TypingError`` for errors, which are reported."""
 
     def constant(self, expression: syntax_tree.Expression) -> int | None:
         """Return the number of a constant expression; report any other expression, and return None."""

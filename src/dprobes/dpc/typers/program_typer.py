@@ -231,7 +231,7 @@ class ProgramTyper:
         return self.types.seen_from(self._modules.names_at(point))
 
     def _check_watched(self, point: syntax_tree.Point) -> None:
-        """Report a watchpoint on an object without a size."""
+        """Report a watchpoint whose watched object has a type without a size."""
         if point.type is None:
             return
         with suppress(UnknownTypeError):  # the error is already reported

@@ -138,7 +138,7 @@ class StatementTyper:
             self._values.operators.warn(condition.span, message, hint)
 
     def _inner(self, statement: syntax_tree.Statement) -> typed_program.Statement:
-        """Return a statement with its own scope."""
+        """Return the typed body of an ``if`` or loop, as a block whose declarations are not visible outside."""
         if isinstance(statement, syntax_tree.Block):
             return self.block(statement)
         return self.block(syntax_tree.Block((statement,), statement.span))

@@ -406,7 +406,7 @@ class TableTyper:
         return typed_program.Tally(table.name, keys, taken, target.span)
 
     def step(self, target: syntax_tree.TableAccess, amount: int) -> typed_program.Tally:
-        """Return the statement ``@name[keys]++``."""
+        """Return the statement ``@name[keys]++`` or, for a negative ``amount``, ``@name[keys]--``."""
         kinds, keys = self._keys(target)
         known = self._tables.find(target.name)
         kind = "count" if amount == 1 and (known is None or known.kind == "count") else "sum"
@@ -427,7 +427,7 @@ class TableTyper:
         return typed_program.Untally(target.name or UNNAMED, keys, target.span)
 
     def value(self, access: syntax_tree.TableAccess) -> Value:
-        """Return the number in the entry of the keys."""
+        """Return the number that ``@name[keys]`` stands for; report a table of strings or call stacks."""
         if (kept := self.kept(access)) is not None:
             raise self._values.wrong(
                 access.span,

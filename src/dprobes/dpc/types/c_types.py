@@ -57,7 +57,7 @@ _UNNAMED_MAX = 16
 
 @dataclass(frozen=True, slots=True)
 class Void:
-    """``void``."""
+    """The C type ``void``."""
 
     def __str__(self) -> str:
         return "void"
@@ -249,7 +249,7 @@ class Record:
         return None
 
     def member_names(self, depth: int = 0) -> list[str]:
-        """Return the names that ``member`` finds."""
+        """Return the names that ``member`` finds, those of unnamed structures in it included."""
         names = []
         for member in self.members or ():
             if member.name:

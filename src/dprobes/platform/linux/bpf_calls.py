@@ -354,7 +354,7 @@ def load_btf(blob: bytes) -> int:
 
 
 class KprobeMulti(IntFlag):
-    """Flags of a kprobe_multi link."""
+    """Flags of a kprobe_multi link (BPF_F_KPROBE_MULTI_*)."""
 
     NONE = 0
     RETURN = 1 << 0
@@ -393,7 +393,7 @@ def _link_kprobes(program_fd: int, flags: KprobeMulti, count: int, addresses: in
 
 
 class UprobeMulti(IntFlag):
-    """Flags of a uprobe_multi link."""
+    """Flags of a uprobe_multi link (BPF_F_UPROBE_MULTI_*)."""
 
     NONE = 0
     RETURN = 1 << 0

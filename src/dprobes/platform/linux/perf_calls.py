@@ -302,5 +302,5 @@ def disable(event_fd: int) -> None:
 
 
 def enable(event_fd: int) -> None:
-    """Enable a perf event."""
+    """Enable a perf event, so that it counts or hits."""
     fcntl.ioctl(event_fd, _IOC_ENABLE, 0)

@@ -50,7 +50,7 @@ class ServedPages:
         return cls(tid) if any(user != own for user in process_field(tid, "Uid").split()) else None
 
     def close(self) -> None:
-        """Close the descriptor."""
+        """Close the descriptor of ``/proc/TID/pagemap``."""
         os.close(self._pagemap)
 
     def first(self, memory: int, address: int, size: int) -> int | None:

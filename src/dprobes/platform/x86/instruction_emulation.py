@@ -89,10 +89,10 @@ class StackMemory(Protocol):
     """Memory of the thread; both methods raise OSError if the address is not accessible."""
 
     def read_word(self, address: int, size: int) -> int:
-        """Return a little-endian word of ``size`` bytes."""
+        """Return the little-endian word of ``size`` bytes at an address of the thread's memory."""
 
     def write_word(self, address: int, size: int, value: int) -> None:
-        """Store a little-endian word of ``size`` bytes."""
+        """Store ``value`` as a little-endian word of ``size`` bytes at an address of the thread's memory."""
 
 
 def is_emulated(emulation: tuple[Any, ...]) -> bool:

@@ -102,16 +102,16 @@ class ByteReader:
         return self._data[start : self.position]
 
     def number(self, size: int, *, is_signed: bool = False) -> int:
-        """Return a number of ``size`` bytes."""
+        """Read and return a number of ``size`` bytes in the file's byte order."""
         return int.from_bytes(self.take(size), self._order, signed=is_signed)
 
     def unsigned(self) -> int:
-        """Return an unsigned LEB128 number."""
+        """Read and return an unsigned LEB128 number."""
         value, self.position = unsigned_at(self._data, self.position)
         return value
 
     def signed(self) -> int:
-        """Return a signed LEB128 number."""
+        """Read and return a signed LEB128 number."""
         value, self.position = signed_at(self._data, self.position)
         return value
 

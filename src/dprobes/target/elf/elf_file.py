@@ -357,7 +357,7 @@ class ElfFile:
         return self.data[offset:stop].decode("utf-8", "surrogateescape") if stop >= 0 else ""
 
     def malformed(self, detail: str) -> NoReturn:
-        """Raise ``TargetError`` for a malformed ELF file."""
+        """Raise ``TargetError`` for a malformed ELF file; ``detail`` completes the message."""
         raise TargetError(f"'{self.path}' is a malformed ELF file: {detail}")
 
     @cached_property

@@ -114,7 +114,7 @@ class Section(NamedTuple):
         return self.type not in (0, _SHT_NOBITS)
 
     def at(self, address: int) -> Section:
-        """Return the section with another address."""
+        """Return a copy of the section header with another address."""
         return self._replace(address=address)
 
 
@@ -378,7 +378,11 @@ def symbol_layout(prefix: str, word_size: int) -> struct.Struct:
 
 
 def symbol_rows(table: bytes | memoryview, prefix: str, word_size: int) -> Iterator[Symbol]:
-    """Iterate over the symbols of a table."""
+    """
+    Iterate over the entries of a symbol table in the bytes ``table``.
+
+    ``prefix`` is the byte order in formats of ``struct``, ``word_size`` 4 or 8 bytes.
+    """
     layout = symbol_layout(prefix, word_size)
     rows = layout.iter_unpack(table[: len(table) - len(table) % layout.size])
     if word_size == 8:

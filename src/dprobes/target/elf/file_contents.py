@@ -134,7 +134,7 @@ def _is_only_ours(status: os.stat_result) -> bool:
 
 
 def _is_hole(descriptor: int, status: os.stat_result) -> bool:
-    """Return whether a file consists mostly of holes."""
+    """Return whether a file has so few blocks for its size that most of it is a hole, which reads as zeros."""
     if status.st_blocks:
         return _HOLE_SHARE * _BLOCK * status.st_blocks < status.st_size
     # Not every file system counts blocks. One without support for holes reports data at the beginning.

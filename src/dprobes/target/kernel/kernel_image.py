@@ -125,7 +125,7 @@ def running_areas(kernel: RunningKernel, module: str) -> tuple[KernelArea, ...]:
 
 
 def _image(symbols: Kallsyms, base: int) -> KernelArea:
-    """Return the kernel's only area, its image."""
+    """Return the memory of the kernel's image, from ``base`` to its end symbol, as its only area."""
     end = next(iter(symbols.find(_END, "")), None)
     return KernelArea(KERNEL_BASE, base, (end.address if end is not None else 1 << 64) - base)
 
@@ -342,7 +342,7 @@ class ModuleImage(KernelText):
         self._bases = dict(self._placed())
 
     def _placed(self) -> Iterator[tuple[int, int]]:
-        """Iterate over the loaded sections: number and address."""
+        """Iterate over the sections that the kernel loads, as (section number, address in the image)."""
         ends = [0, _REGION, 2 * _REGION]
         for number, section in enumerate(self._elf.sections):
             if not section.flags & _SHF_ALLOC:

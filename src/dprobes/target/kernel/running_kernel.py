@@ -105,7 +105,7 @@ def present_names(former: str) -> Iterator[str]:
 
 
 def has_same_arguments(former: str, present: str) -> bool:
-    """Return whether ``present`` takes the arguments of ``former``."""
+    """Return whether the kernel function ``present`` takes the arguments of ``former``, which it replaces."""
     return present in _RENAMED.get(former, ())
 
 
@@ -269,15 +269,15 @@ class KernelText:
         return self.problem or (None if self.read(address, 1) else f"{KCORE} does not have the address")
 
     def origin_of(self, _address: int) -> str:
-        """Return "": the code is read from memory."""
+        """Return "", which means that the code was read from memory."""
         return ""
 
     def is_patched(self, _instruction: DecodedInstruction) -> bool:
-        """Return False: memory has the patched instruction."""
+        """Return False: memory has the instructions as the kernel has patched them."""
         return False
 
     def close(self) -> None:
-        """Close the file."""
+        """Close ``/proc/kcore``, if it is open."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None

@@ -60,7 +60,7 @@ _FORKS_MAX = 3
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A known number."""
+    """A number that is known from the expression alone."""
 
     value: int
 
@@ -88,7 +88,7 @@ class FrameAddressOf:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """``size`` bytes of memory, zero-extended."""
+    """The content of ``size`` bytes of memory at an address, zero-extended."""
 
     address: Node
     size: int
@@ -129,7 +129,7 @@ Node = Number | RegisterContent | LinkAddress | FrameAddressOf | Loaded | Operat
 
 
 def size_of_tree(*nodes: Node | None) -> int:
-    """Return the total number of nodes."""
+    """Return the total number of nodes in these expression trees; None is an empty one."""
     return sum(getattr(node, "nodes", 0) or 1 for node in nodes if node is not None)
 
 

@@ -205,7 +205,7 @@ class _SectionImage(NamedTuple):
     byte_order: ByteOrder
 
     def read(self, address: int, n: int, /) -> bytes:
-        """Return ``n`` bytes; raise ``TargetError`` if some are missing."""
+        """Return ``n`` bytes at an offset of the section; raise ``TargetError`` if some are missing."""
         found = self.data[address : address + n] if address >= 0 else b""
         if len(found) < n:
             raise TargetError(f"{n} bytes at {address:#x} are not in the section")

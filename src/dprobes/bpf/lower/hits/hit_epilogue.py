@@ -42,7 +42,7 @@ class RingEntries:
         return LOG - self._header_size + self._places[item][0]
 
     def size_of(self, item: Item) -> int:
-        """Return the size of an item in bytes."""
+        """Return the size in bytes of an item of a record's header."""
         return self._places[item][1]
 
     def write_record(self) -> None:
@@ -115,7 +115,7 @@ class RingEntries:
         self._asm.store(SCRATCH, entry, _signed(self._request.probe | kind << KIND_SHIFT), Size.W)
 
     def _entry_size(self) -> None:
-        """Load the size of the record's entry to R3."""
+        """Load the size in bytes of the record's ring entry to R3: head, record header, and the log up to LP."""
         asm, logged = self._asm, self._w.logged
         if logged is not None:
             asm.mov(_R.R3, logged + self._header_size + _HEAD)
@@ -297,7 +297,7 @@ class Epilogue:
         self._wish_label: Label | None = None
 
     def write(self) -> None:
-        """Write the whole epilogue."""
+        """Write all code after the handler, in its order."""
         asm = self._asm
         release = asm.label()
         self._note_unhandled()

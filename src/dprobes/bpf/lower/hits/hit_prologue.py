@@ -131,7 +131,7 @@ class Prologue:
         self._busy = writer.asm.label()
 
     def write(self) -> None:
-        """Write the whole prologue."""
+        """Write all code before the handler, in its order; hits that run no handler leave it for ``out``."""
         self._asm.mov(CONTEXT, _R.R1)
         self._w.host.begin()
         write_switch_over(self._asm, self._request, self._out)

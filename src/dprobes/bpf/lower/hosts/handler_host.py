@@ -226,7 +226,7 @@ class Host(Identities, ProbeTable):
 
     def find_module(self, outside: Label, busy: Label) -> None:
         """
-        Continue only for events that interrupt the module's code; go to ``busy`` if the mapping cannot be looked up.
+        Go to ``outside`` unless the event interrupts the module's code, to ``busy`` if its mapping cannot be looked up.
 
         ``prepare`` stores the file offset and the load bias of the interrupted code. Clobbers R0-R5 and R7.
         """
@@ -253,7 +253,7 @@ class Host(Identities, ProbeTable):
             self._asm.copy_from(Register.R10, _FOUND + 8, SCRATCH, Field.BIAS)
 
     def find_mapper(self, outside: Label) -> None:
-        """Continue only for processes that map the watched module at the watched address. Clobbers R0-R5."""
+        """Go to ``outside`` unless the process maps the watched module at the watched address. Clobbers R0-R5."""
         asm, watched = self._asm, self._request.watched
         if watched is None:
             return

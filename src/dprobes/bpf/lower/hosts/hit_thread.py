@@ -178,7 +178,11 @@ _R = Register
 
 
 def write_filter(asm: Assembler, scope: Filter, load_process: Callable[[], None], outside: Label) -> None:
-    """Continue only if the running thread is in scope; ``load_process`` puts its process id into R0. Clobbers R0-R5."""
+    """
+    Go to ``outside`` unless the running thread is in scope.
+
+    ``load_process`` loads its process id to R0. Clobbers R0-R5.
+    """
     if scope.processes or scope.excluded is not None:
         load_process()
         if scope.excluded is not None:

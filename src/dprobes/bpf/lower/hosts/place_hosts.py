@@ -100,7 +100,7 @@ class KernelHost(Host):
     has_user_context = True
 
     def find_module(self, outside: Label, busy: Label) -> None:  # noqa: ARG002 - as in Host
-        """Continue only for events that interrupt ``Request.kernel_code``. Clobbers R1-R3."""
+        """Go to ``outside`` unless the event interrupts the addresses of ``Request.kernel_code``. Clobbers R1-R3."""
         asm, code = self._asm, self._request.kernel_code
         if code is None:
             return
@@ -176,7 +176,7 @@ class TracepointHost(KernelHost):
     """The writer of the kernel interface of a handler at a tracepoint."""
 
     def find_module(self, outside: Label, busy: Label) -> None:  # noqa: ARG002 - as in Host
-        """Continue only for the requested system call. Clobbers R0-R3."""
+        """Go to ``outside`` unless the hit is at the requested system call. Clobbers R0-R3."""
         traced = self._request.traced
         if traced is not None and traced.system_call is not None:
             self._find_system_call(traced.system_call, outside)

@@ -148,7 +148,7 @@ def _skip(w: Writer, i: EncodedInstruction) -> None:
 
 
 def invalid_opcode(w: Writer, i: EncodedInstruction) -> None:
-    """Write the exception for bytes that are no instruction."""
+    """Write code that raises the exception for bytes that are not an RPN instruction."""
     w.stack.flush()
     w.throw(ExceptionCode.INVALID_OPCODE, int(i.operand), i.offset)
     w.is_open = False
@@ -226,7 +226,7 @@ class _TraceWriter:
         self._asm.increase(SCRATCH, Field.STP, size)
 
     def _bytes(self, data: bytes, at: int = 0) -> None:
-        """Store constant bytes at R1 + ``at``."""
+        """Store constant bytes of the stack trace at R1 + ``at``."""
         for position in range(0, len(data), 4):
             part = data[position : position + 4]
             if len(part) == 4:
@@ -429,7 +429,7 @@ def _pop_stp(w: Writer, i: EncodedInstruction) -> None:
 
 
 def _trace(which: int) -> Template:
-    """Return the template of ``trace pv|lv|gv``."""
+    """Return the template of ``trace pv``, ``trace lv`` or ``trace gv``, which select what stack traces show."""
 
     def template(w: Writer, i: EncodedInstruction) -> None:
         asm = w.asm

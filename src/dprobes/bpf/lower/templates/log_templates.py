@@ -164,7 +164,7 @@ def check_prefix(w: Writer, ignored: Label) -> None:
 
 
 def advance(w: Writer, field: int) -> None:
-    """Add a field to LP; clobbers R1 and R2."""
+    """Add the number in a field of the state to LP; clobbers R1 and R2."""
     w.asm.load(_R.R1, SCRATCH, Field.LP)
     w.asm.load(_R.R2, SCRATCH, field)
     w.asm.alu(Alu.ADD, _R.R1, _R.R2)

@@ -50,7 +50,7 @@ _R = Register
 
 
 def uses_variables(flow: HandlerFlow) -> bool:
-    """Return whether a handler uses variables of threads."""
+    """Return whether a handler uses per-thread variables."""
     rows = (instruction.row for instruction in flow.instructions.values())
     return any(row is not None and (row.group is Group.THREAD_VARIABLE or row.syntax == "log tv") for row in rows)
 

@@ -110,7 +110,7 @@ def _pop_register(w: Writer, i: EncodedInstruction) -> None:
 
 
 def _read(w: Writer, address: Register, size: int) -> None:
-    """Push ``size`` bytes of memory at an address."""
+    """Push ``size`` bytes of memory at ``address`` on the RPN stack, or raise INVALID_ADDR."""
     read_value(w, address, size)
     for cell in reversed(range(-(-size // w.word_size))):
         value = w.stack.take()
@@ -532,7 +532,7 @@ def read_string(
 
 
 def _read_bytes(w: Writer, place: int, limit: int, count: int, position: int, *, mask: int, nul: int) -> None:
-    """Read a string byte by byte."""
+    """Read a string byte by byte, for ``read_string``, whose parameters these are."""
     asm, head, fault, ended = w.asm, w.asm.label(), w.asm.label(), w.asm.label()
 
     def point_to_byte() -> None:

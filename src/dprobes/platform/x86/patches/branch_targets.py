@@ -446,7 +446,7 @@ class ModuleCode:
 
     @classmethod
     def of(cls, module: Module, bias: int) -> ModuleCode:
-        """Return the code of a module."""
+        """Return the code of a module that is mapped at ``bias`` bytes above its link addresses."""
         ranges, segments = code_ranges(module), module.elf.load_segments
         size = max(s.vaddr + s.memsz for s in segments) - min(s.vaddr for s in segments)
         return cls(ranges, control_flow(module, ranges), bias, size)

@@ -169,7 +169,7 @@ class _Copier:
         self.end += len(code)
 
     def add(self, instruction: Instruction, raw: bytes, decoder: Decoder) -> None:
-        """Append code that executes one instruction of the original."""
+        """Append code that has the effect of one displaced instruction, whose bytes are ``raw``."""
         from iced_x86 import FlowControl, Mnemonic
 
         match instruction.flow_control:
