@@ -106,7 +106,11 @@ class Architecture:
         return {register.index: register for register in self.registers}
 
     def register(self, which: str | int) -> Register | None:
-        """Return the register with this lower-case name, alias, or index of the appendix; None if there is none."""
+        """
+        Return the register with the name, alias or index ``which``; None if there is none.
+
+        Names are in lower case; the index is that of the appendix.
+        """
         return self._by_name.get(which) if isinstance(which, str) else self._by_index.get(which)
 
     @property

@@ -139,9 +139,9 @@ class Assembler:
 
     def emit(self, opcode: int, dst: Register = _R0, src: Register | int = 0, off: int = 0, imm: int = 0) -> None:
         """
-        Append an instruction.
+        Append an instruction with these fields; ``src`` is a register, or a value of ``LoadImmediate`` or ``CallKind``.
 
-        ``src``, the 4-bit source field, is a register or a value of ``LoadImmediate`` or ``CallKind``.
+        ``off`` and ``imm`` are signed. Raise OverflowError if one of them is out of range.
         """
         # The code is optimised: a program has hundreds of instructions, and a run may have thousands of programs.
         source = src._value_ if isinstance(src, Register) else src
@@ -151,7 +151,11 @@ class Assembler:
         self._origins.append(self.origin)
 
     def mov(self, dst: Register, value: Register | int, *, wide: bool = True) -> None:
-        """Set a register to another one, or to a number of up to 64 bits, signed or unsigned."""
+        """
+        Set ``dst`` to a register or to a number of up to 64 bits, signed or unsigned.
+
+        With ``wide`` False, set it to the low 32 bits.
+        """
         if isinstance(value, Register):
             self.emit(_ALU[wide] | Alu.MOV | X, dst, value)
         elif -(1 << 31) <= value < 1 << 31 and wide:
@@ -162,7 +166,11 @@ class Assembler:
             self._wide_load(dst, LoadImmediate.NUMBER, value, value >> 32)
 
     def alu(self, operation: Alu, dst: Register, operand: Register | int, *, wide: bool = True) -> None:
-        """Set ``dst`` to the result of an operation on it and ``operand``; a number is sign-extended from 32 bits."""
+        """
+        Set ``dst`` to the result of an operation on it and ``operand``; a number is sign-extended from 32 bits.
+
+        With ``wide`` False, operate on the low 32 bits and clear the upper half.
+        """
         if isinstance(operand, Register):
             self.emit(_ALU[wide] | operation | X, dst, operand)
         else:
@@ -265,7 +273,11 @@ class Assembler:
     def jump_if(
         self, condition: Jump, dst: Register, operand: Register | int, label: Label, *, wide: bool = True
     ) -> None:
-        """Jump to a label if ``condition`` holds for ``dst`` and ``operand``, a register or a number."""
+        """
+        Jump to a label if ``condition`` holds for ``dst`` and ``operand``, a register or a number.
+
+        With ``wide`` False, compare the low 32 bits.
+        """
         self._targets[len(self._code)] = label
         if isinstance(operand, Register):
             self.emit(_JMP[wide] | condition | X, dst, operand)
@@ -360,7 +372,7 @@ class Assembler:
         self.alu(Alu.ADD, dst, index)
 
     def load_function(self, dst: Register, label: Label) -> None:
-        """Load the address of a function in the form that ``bpf_loop`` takes."""
+        """Load the address of the function at ``label`` to ``dst`` in the form that ``bpf_loop`` takes."""
         self._targets[len(self._code)] = label
         self._wide_load(dst, LoadImmediate.FUNCTION, 0, 0)
 
@@ -407,11 +419,11 @@ class Assembler:
         return self._code
 
     def replace(self, index: int, insn: Insn) -> None:
-        """Replace an instruction; the old and the new one neither jump nor load 64 bits."""
+        """Replace the instruction in slot ``index``; the old and the new one neither jump nor load 64 bits."""
         self._code[index] = insn
 
     def leave_out(self, index: int) -> None:
-        """Leave out an instruction that neither jumps nor loads 64 bits."""
+        """Leave out the instruction in slot ``index``, which neither jumps nor loads 64 bits."""
         self._left_out.add(index)
 
     # The result

@@ -571,7 +571,11 @@ _WORD, _MASK, _LINE = 8, (1 << 64) - 1, 64
 
 
 def call_key(probe: int, frame: int) -> int:
-    """Return the key of a call in a ``CallTable``; ``frame`` is the address of its return address."""
+    """
+    Return the key in a ``CallTable`` of a call of probe ``probe``.
+
+    ``frame`` is the address of its return address.
+    """
     return (frame | probe << PROBE_SHIFT) & _MASK
 
 

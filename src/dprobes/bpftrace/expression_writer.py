@@ -580,7 +580,11 @@ class ExpressionWriter:
         return Value(f"str({text}{size})", form=Form.TEXT)
 
     def _comparison(self, one: script_tree.Expression, other: script_tree.Expression, size: int, span: Span) -> Value:
-        """Return an expression that is 0 if ``size`` leading characters are equal, as for strncmp; else not 0."""
+        """
+        Return a value that is 0 if the first ``size`` characters of two strings are equal, as for strncmp.
+
+        Else not 0.
+        """
         left, right = self.value(one), self.value(other)
         if left.form is Form.LITERAL:
             left, right = right, left

@@ -23,13 +23,13 @@ class Machine(Protocol):
         """Return the file name of a library such as ``libc``; the same name if there is none."""
 
     def tracepoints(self, subsystem: str, pattern: str) -> Sequence[str]:
-        """Return the names of tracepoints that match a shell pattern."""
+        """Return the names of the tracepoints of a subsystem that match a shell pattern."""
 
     def arrays(self, subsystem: str, name: str) -> Mapping[str, int]:
-        """Return the array fields of a tracepoint, with their sizes in bytes; 0 if the size is in the record."""
+        """Return the sizes in bytes of a tracepoint's array fields, by field; 0 if the size is in the record."""
 
     def pointers(self, subsystem: str, name: str) -> Mapping[str, str]:
-        """Return the fields of a tracepoint that point to structures, with their C types."""
+        """Return the C types of a tracepoint's fields that point to structures, by field."""
 
 
 class NoMachine:

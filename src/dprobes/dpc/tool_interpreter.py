@@ -32,10 +32,10 @@ class ToolHost(Protocol):
     """The environment of the tool's blocks; variables and tables are those of the probes."""
 
     def variable(self, kind: typed_values.VariableKind, index: int) -> int:
-        """Return the 64 bits of a variable; ``index`` is its number in the RPN program."""
+        """Return the 64 bits of a variable of this kind; ``index`` is its number in the RPN program."""
 
     def set_variable(self, kind: typed_values.VariableKind, index: int, value: int) -> None:
-        """Store 64 bits in a variable; ``index`` is its number in the RPN program."""
+        """Store 64 bits in a variable of this kind; ``index`` is its number in the RPN program."""
 
     def table_value(self, table: int, key: bytes) -> int:
         """Return the number that a table, by its number, has for a key; 0 if it has none."""
@@ -397,7 +397,7 @@ class _Frame:
     # Bytes
 
     def _bytes(self, item: typed_values.Argument) -> bytes:
-        """Return the bytes that a handler would log for a value."""
+        """Return a ``printf`` argument as the bytes that a handler would log for it; empty for the process name."""
         match item:
             case typed_values.CommName():
                 return b""  # it is in the header

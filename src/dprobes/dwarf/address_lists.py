@@ -55,7 +55,11 @@ class ListedBounds(NamedTuple):
 
 
 def old_bounds_at(unit: Unit, data: FileBytes, position: int, base: int) -> ListedBounds | None:
-    """Return the bounds of an entry in the format of DWARF 4, at ``position``; None at the end of the list."""
+    """
+    Return the bounds of the list entry at ``position``, in the format of DWARF 4; None at the end of the list.
+
+    ``base`` is the base address of the entries from there on.
+    """
     size, order = unit.sizes.address, unit.sizes.order
     begin = int.from_bytes(data[position : position + size], order)
     end = int.from_bytes(data[position + size : position + 2 * size], order)
@@ -67,9 +71,9 @@ def old_bounds_at(unit: Unit, data: FileBytes, position: int, base: int) -> List
 
 def bounds_at(unit: Unit, data: FileBytes, position: int, kind: int, base: int) -> ListedBounds:
     """
-    Return the bounds of an entry in the format of DWARF 5 (DW_RLE_* ``kind``).
+    Return the bounds of a list entry in the format of DWARF 5; ``position`` is after its ``kind`` (DW_RLE_*).
 
-    Raise ValueError for an unknown kind.
+    ``base`` is the base address of the entries from there on. Raise ValueError for an unknown kind.
     """
     size, order, file = unit.sizes.address, unit.sizes.order, unit.file
     match kind:

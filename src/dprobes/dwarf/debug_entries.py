@@ -125,7 +125,11 @@ class Unit:
     """
 
     def __init__(self, file: EntryFile, section: SectionBytes, offset: int, *, is_types: bool = False) -> None:
-        """Read the header; IndexError or ValueError if it is malformed."""
+        """
+        Read the header at ``offset`` of a section, ``.debug_types`` if ``is_types``, else ``.debug_info``.
+
+        Raise IndexError or ValueError if it is malformed.
+        """
         self.file = file
         self.section = section
         self.offset = offset
@@ -214,9 +218,9 @@ class Unit:
 
     def base(self, attribute: int, gnu_attribute: int | None = None) -> int | None:
         """
-        Return the value of a base attribute: where the unit's part of a section begins.
+        Return the value of a base attribute, the offset in a section where the unit's part begins.
 
-        Return None if the unit lacks the attribute.
+        ``gnu_attribute`` is the attribute of GNU's extension of DWARF 4. Return None if the unit lacks both.
         """
         if self.skeleton is not None and attribute in (At.ADDR_BASE, At.GNU_RANGES_BASE):
             return self.skeleton.base(attribute, gnu_attribute)

@@ -103,7 +103,7 @@ def _begins(before: bytes, heads: Iterable[tuple[int, set[bytes]]]) -> bool:
 
 
 def _distance(shape: EntryShape, sizes: FormSizes) -> int | None:
-    """Return the number of bytes of attributes before the name; None if it varies."""
+    """Return the size in bytes of the attributes before the name in entries of this shape; None if it varies."""
     distance = 0
     for attribute, form, _ in shape.attributes:
         if attribute == At.NAME:
@@ -231,7 +231,7 @@ def _refers(unit: Unit, place: int, offset: int) -> bool:
 
 
 def entry_around(parent: Entry, place: int) -> Entry | None:
-    """Return the child that contains an offset, itself or in its descendants; None without one."""
+    """Return the child of ``parent`` that contains the offset ``place``, itself or in its descendants; else None."""
     return next((child for child in parent.children() if child.offset <= place < child.following()), None)
 
 
@@ -394,7 +394,7 @@ def entries_named(
 def found_named(
     file: DebugFile, name: str, tags: Collection[int], *, declarations: bool = True, c_declarations: bool = True
 ) -> Iterator[Scoped]:
-    """Iterate over the entries of ``entries_named``, with their scopes."""
+    """Iterate over the entries that ``entries_named`` finds with the same arguments, each with its scopes."""
     raw = name.encode("utf-8", "surrogateescape")
     if not raw or b"\0" in raw:
         return
@@ -436,7 +436,7 @@ class _Search:
             self._spaces |= {Tag.ENUMERATION_TYPE}
 
     def in_entry(self, parent: Entry, scopes: tuple[Scope, ...]) -> Iterator[Scoped]:
-        """Iterate over the matches among the descendants of an entry."""
+        """Iterate over the matches among the descendants of ``parent``; ``scopes`` are its scopes and itself."""
         if len(scopes) > _DEPTH_MAX:
             return
         for entry in parent.children():

@@ -148,7 +148,11 @@ class Shapes(dict[int, EntryShape]):
 
 
 def read_shapes(section: SectionBytes, offset: int, sizes: FormSizes) -> Shapes:
-    """Return the shapes of a unit; IndexError or ValueError if the end of one is not found."""
+    """
+    Return the abbreviation declarations at an offset of ``.debug_abbrev`` for a unit with these sizes of forms.
+
+    Raise IndexError or ValueError if the end of one is not found.
+    """
     data, position, end = section.data, section.start + offset, section.end
     if not section.start <= position < end:
         raise IndexError("shapes outside the section")
@@ -206,7 +210,7 @@ def _shape(tag: int, has_children: bool, attributes: list[AttributeShape], sizes
 
 
 def skip_entry(data: FileBytes, position: int, shape: EntryShape, sizes: FormSizes) -> int:
-    """Return the offset after an entry whose attributes begin at ``position``."""
+    """Return the offset after an entry of this shape, whose attributes begin at ``position``."""
     for step in shape.steps:
         position = position + step if step >= 0 else _looked(data, position, step, sizes)
     return position

@@ -57,7 +57,11 @@ class Frame(NamedTuple):
 
 
 def location_of(expression: bytes, unit: Unit, frame: Frame) -> Location:
-    """Return the location that an expression computes; IndexError or ValueError if it is malformed."""
+    """
+    Return the location that a DWARF expression of a unit computes in a frame.
+
+    Raise IndexError or ValueError if it is malformed.
+    """
     return executed(expression, _expressible(unit, frame)) if expression else Unavailable("optimized out")
 
 
@@ -176,9 +180,9 @@ def _expression_at(entry: Entry, attribute: int, frame: Frame) -> Location:
 
 def _chosen(entry: Entry, attribute: int, address: int) -> bytes | None:
     """
-    Return the DWARF expression of a location list that applies to a link address, or the list's default.
+    Return the DWARF expression that a location list, ``attribute`` of ``entry``, has for a link address.
 
-    Return None without.
+    Return the list's default, or else None, if no range contains the address.
     """
     otherwise = None
     for start, end, expression in listed_expressions(entry, attribute) or ():

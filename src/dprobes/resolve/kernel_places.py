@@ -386,9 +386,9 @@ class _Resolver:
 
     def _say_unverified(self, definition: ProbeDefinition, problem: str) -> None:
         """
-        Add one note per program that instructions here are not verified.
+        Add a note, once per program, that instructions are not verified because of ``problem``.
 
-        If the definition has 'opcode', add a warning.
+        If the definition has ``opcode =``, add a warning instead.
         """
         if definition.opcode is not None:
             self._diagnostics.warning(definition.span("opcode"), f"the opcode is not verified: {problem}")

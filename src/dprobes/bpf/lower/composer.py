@@ -149,12 +149,16 @@ class Composer:
         self._w.close_loop()
 
     def leave_if(self, end: Label, condition: Jump, variable: Variable, operand: Variable | int) -> None:
-        """End a loop if a condition holds for a variable and a value."""
+        """End the loop whose label is ``end`` if ``condition`` holds for ``variable`` and ``operand``."""
         self._compare(condition, variable, operand, end)
 
     @contextmanager
     def when(self, condition: Jump, variable: Variable, operand: Variable | int) -> Iterator[None]:
-        """Execute the code that the ``with`` block writes only if a condition holds; that code must not push or pop."""
+        """
+        Execute what the ``with`` block writes only if ``condition`` holds for ``variable`` and ``operand``.
+
+        That code must not push or pop.
+        """
         self._w.stack.settle()
         then, behind = self._asm.label(), self._asm.label()
         self._compare(condition, variable, operand, then)
@@ -173,7 +177,11 @@ class Composer:
             raise NotSupportedError("an extension pushes or pops within a loop or under a condition")
 
     def throw(self, code: ExceptionCode, parm1: Variable | int = 0, parm2: Variable | int = 0) -> None:
-        """Raise an exception; the code that follows is executed only if the program ignores the exception."""
+        """
+        Raise an exception with two parameters.
+
+        Following code is executed only if the program ignores the exception.
+        """
         self._w.stack.settle()
         self._load(_R.R1, parm1)
         self._load(_R.R2, parm2)

@@ -120,7 +120,11 @@ class HandlerFlow:
 
 
 def analyse(image: CodeImage, architecture: Architecture, start: int, logmax: int) -> HandlerFlow:
-    """Return the control flow of the handler that starts at byte ``start`` of an image."""
+    """
+    Return the control flow of the handler that starts at byte ``start`` of an image.
+
+    ``logmax`` is the size of the log in bytes; beyond it, LP counts as unknown.
+    """
     return _Analysis(image, architecture, start, logmax).flow()
 
 

@@ -65,10 +65,11 @@ def lower(
     host: type[Host] | None = None,
 ) -> Lowered:
     """
-    Return the code of the handler that starts at byte ``start`` of an image.
+    Return the eBPF code of the handler that starts at byte ``start`` of the encoded program ``image``.
 
-    ``host`` is the class that writes the kernel interface, None for ``host_of(request)``. Raise ``NotSupportedError``
-    for an instruction without an eBPF form, or a handler that is too large.
+    ``point`` has the limits of the handler, such as that of jumps. ``host`` is the class that writes the kernel
+    interface, None for ``host_of(request)``. Raise ``NotSupportedError`` for an instruction without an eBPF form, or a
+    handler that is too large.
     """
     asm = Assembler()
     parts = image, architecture, start, point, request, host or host_of(request)

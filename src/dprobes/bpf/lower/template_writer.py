@@ -76,7 +76,11 @@ def loops_of(asm: Assembler, abilities: Abilities, end: Label) -> Loops:
 
 
 def switch(asm: Assembler, register: Register, cases: list[tuple[int, Label]], default: Label) -> None:
-    """Jump to the label for the number in a register; the numbers of ``cases`` ascend. Clobbers no register."""
+    """
+    Jump to the label of ``cases`` for the number in a register, else to ``default``; the numbers ascend.
+
+    Clobbers no register.
+    """
     if len(cases) <= 3:
         for value, label in cases:
             asm.jump_if(Jump.JEQ, register, value, label)
@@ -467,7 +471,7 @@ class Writer:
         wide: bool | None = None,
     ) -> None:
         """
-        Raise an exception if a condition holds for a register and an operand.
+        Raise the exception ``code`` with two parameters if ``condition`` holds for a register and an operand.
 
         The stack is flushed. Not for exceptions that are ignored.
         """

@@ -168,9 +168,9 @@ def _bitwise(operation: str) -> WideProcedure:
 
 def _negated(high: int, low: int, mask: int) -> str:
     """
-    Return code that negates a number of two cells if the cell ``mask`` has all bits set, and keeps it if that is 0.
+    Return code that negates the two-cell number ``high``, ``low`` if all bits of the cell ``mask`` are set.
 
-    The arguments are displacements of cells from SBP.
+    If ``mask`` is 0, the number stays. The arguments are displacements of the cells from SBP.
     """
     return (
         f"push sbp, {low}; push sbp, {mask}; xor; push sbp, {mask}; push 1; and; add; copy sbp, {low};"
@@ -432,7 +432,7 @@ class WideEmitter:
         w.code(f"dup 1; push 1; add; push {name}; xchg; push {name}")
 
     def store(self, target: typed_values.Place, *, is_wanted: bool) -> None:
-        """Pop two cells into a place; with ``is_wanted`` they stay on the stack."""
+        """Write code that pops the two-cell number on top into ``target``; with ``is_wanted`` it stays on the stack."""
         w = self._w
         match target:
             case typed_values.Local(slot):
@@ -461,7 +461,11 @@ class WideEmitter:
                 assert_never(target)
 
     def store_bits(self, unit: typed_values.Memory, bits: int, shift: int) -> None:
-        """Store the low bits of the number on top, which stays, in a 64-bit unit in memory; the other bits stay."""
+        """
+        Write code that stores the low ``bits`` bits of the number on top in the 64-bit ``unit`` from bit ``shift`` on.
+
+        The number stays on the stack; the unit's other bits stay.
+        """
         w, mask = self._w, ((1 << bits) - 1) << shift
         self._cells.exact(unit.address)
         w.op("dup 1", 1)
@@ -493,7 +497,7 @@ class WideEmitter:
                 w.op("or", -1)
 
     def cut(self, bits: int, *, is_signed: bool) -> None:
-        """Truncate the number on top to ``bits`` bits, and sign- or zero-extend it to 64 bits."""
+        """Write code that truncates the number on top to ``bits`` bits, and sign- or zero-extends it to 64 bits."""
         w, instruction = self._w, "pbl" if is_signed else "pzl"
         if bits > WORD_BITS:
             w.op("xchg")
@@ -514,7 +518,11 @@ class WideEmitter:
         w.op("xchg")
 
     def step(self, target: typed_values.Place, amount: int, *, is_postfix: bool, is_wanted: bool) -> None:
-        """Emit code for ``++`` or ``--`` of a place by ``amount``; ``is_wanted`` leaves the result on the stack."""
+        """
+        Write code that adds ``amount`` to ``target``, for ``++`` and ``--``; with ``is_wanted``, push the result.
+
+        With ``is_postfix`` the result is the previous value.
+        """
         self._cells.exact(target)
         if is_postfix and is_wanted:
             self._duplicate()

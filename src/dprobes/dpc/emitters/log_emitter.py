@@ -202,7 +202,7 @@ class MinorCodes:
 
 
 def minor_codes(paths: LogPaths, body: typed_program.Statement) -> MinorCodes:
-    """Return the minor codes for the sequences with which a handler can end."""
+    """Return the minor codes for the ``printf`` sequences with which a handler with this ``body`` can end."""
     is_computed = not paths.is_known or needs_trail(paths, body)
     ends = sorted((paths.ends | fault_sequences(paths, body)) - {()}, key=lambda each: (len(each), each))
     if paths.logs == 1:

@@ -95,7 +95,11 @@ def jmpmax_of(program: syntax_tree.ProgramTree) -> int:
 
 
 def template_file(major: int, templates: Mapping[int, str]) -> str:
-    """Return the text of a template file; ``templates`` is keyed by minor code."""
+    """
+    Return the text of a template file for records with the major code ``major``.
+
+    ``templates`` is keyed by minor code.
+    """
     lines = [f"major = {major}"]
     for minor, text in sorted(templates.items()):
         lines += ["", f"minor = {minor}", *(f"fmt = {_quoted(line)}" for line in text.split("\n"))]

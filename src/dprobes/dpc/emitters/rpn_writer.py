@@ -35,7 +35,11 @@ _HARMLESS = re.compile(
 
 
 def _effect(word: str, operand: str) -> int:
-    """Return the change in depth by an instruction on one-word values; ``mem`` and arrays pop one cell more."""
+    """
+    Return by how many cells an instruction, for values of one word, makes the stack deeper; negative for pops.
+
+    ``mem`` and arrays pop one cell more.
+    """
     if word == "ros":
         return -int(operand)
     is_indexed = operand in INSTRUCTIONS.values() or operand.startswith("mem")

@@ -82,7 +82,11 @@ class PlaceEmitter:
         return self._bits if integer is None or integer.is_bool else integer.bits
 
     def store(self, target: Place, *, is_wanted: bool) -> None:
-        """Store the number on top in a place; with ``is_wanted`` it stays on the stack, else it is popped."""
+        """
+        Write code that stores the number on top in ``target``.
+
+        With ``is_wanted`` it stays on the stack, else it is popped.
+        """
         w = self._w
         keep = 0 if is_wanted else -1
         if isinstance(target, BitField):
@@ -113,9 +117,9 @@ class PlaceEmitter:
 
     def _store_field(self, target: BitField, *, is_wanted: bool) -> None:
         """
-        Store the number on top in a bit field; if ``is_wanted``, the field's value replaces it, else it is dropped.
+        Write code that stores the number on top in a bit field; with ``is_wanted`` the field's value replaces it.
 
-        A wide field or unit takes two cells.
+        Otherwise the number is dropped. A wide field or unit takes two cells.
         """
         wide = self._values.wide
         if wide.is_wide(target.unit.type):
@@ -132,7 +136,11 @@ class PlaceEmitter:
             self._w.op(f"{'pbl' if is_signed else 'pzl'} {target.bits}")
 
     def _store_bits(self, unit: Memory, bits: int, shift: int) -> None:
-        """Store the low bits of the number on top, which stays, in a unit in memory, and keep the unit's other bits."""
+        """
+        Write code that stores the low ``bits`` bits of the number on top in ``unit`` from bit ``shift`` on.
+
+        The number stays on the stack; the unit's other bits stay.
+        """
         w, size = self._w, 8 * (size_of(unit.type) or self._word_size)
         mask = (1 << bits) - 1
         self._values.exact(unit.address)
@@ -146,7 +154,11 @@ class PlaceEmitter:
         w.code(f"or; pop mem, u{size}")
 
     def step(self, target: Place, amount: int, *, is_postfix: bool, is_wanted: bool) -> None:
-        """Emit code for ``++`` or ``--`` of a place by ``amount``; ``is_wanted`` leaves the result on the stack."""
+        """
+        Write code that adds ``amount`` to ``target``, for ``++`` and ``--``; with ``is_wanted``, push the result.
+
+        With ``is_postfix`` the result is the previous value.
+        """
         w = self._w
         if self._values.wide.is_wide(target.type):
             self._values.wide.step(target, amount, is_postfix=is_postfix, is_wanted=is_wanted)

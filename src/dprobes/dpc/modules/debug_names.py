@@ -532,9 +532,10 @@ class ProbeNames:
 
     def _where_known(self, entry: Entry, *, is_at_entry: bool) -> str | None:
         """
-        Return a hint for a variable without a location here: its ranges, or the function's entry.
+        Return a hint for a variable without a location at the instruction: the addresses where it has one.
 
-        Return None if neither helps.
+        If there are none, and with ``is_at_entry`` the variable has a value at the function's entry, the hint names
+        that. Return None if nothing helps.
         """
         if self._entry is None:
             return None
@@ -563,7 +564,11 @@ def _parts_of(place: ArgumentPlace) -> tuple[ResultPart, ...]:
 
 
 def _variable_below(block: Entry, name: str, depth: int) -> Entry | None:
-    """Return the variable of this name in a block or its inner blocks, but not in inlined functions; else None."""
+    """
+    Return the variable ``name`` of a block or of blocks in it, to a limited depth; None if there is none.
+
+    Blocks of inlined functions are not searched. ``depth`` is the number of blocks around it so far.
+    """
     for entry in block.children():
         if entry.tag == Tag.VARIABLE and entry.name == name and not entry.flag(At.DECLARATION):
             return entry

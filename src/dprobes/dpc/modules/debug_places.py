@@ -45,9 +45,10 @@ class PlaceFinder(Protocol):
 
 def with_instructions(program: ProgramTree, module: str, finder: PlaceFinder, diagnostics: Diagnostics) -> ProgramTree:
     """
-    Return a program without points at lines and inlined calls; a probe at several lines becomes one for each line.
+    Return a program in which the instructions replace points at source lines and inlined calls.
 
-    ``module`` is the module of points that name none. A place that is not found is an error at its point.
+    ``finder`` finds the instructions; a probe at several lines becomes one for each line. ``module`` is the module of
+    points that name none. A place that is not found is an error at its point.
     """
     module = program.module or module
     probes: list[Probe] = []

@@ -78,10 +78,10 @@ class NameScope:
 
     def groups(self, name: str, tags: Collection[int], *, c_declarations: bool = True) -> Iterator[Sequence[Scoped]]:
         """
-        Iterate over groups of entries that a name may mean, nearest first.
+        Iterate over groups of entries with one of the ``tags`` that a name may mean, nearest first.
 
         A caller uses the first group with a match, and ignores the others. A name may include its scopes, as
-        ``shop::Cart``.
+        ``shop::Cart``. Without ``c_declarations``, declarations in C are left out.
         """
         yield from self.near_groups(name, tags)
         *scopes, last = scoped_parts(name)
@@ -94,7 +94,7 @@ class NameScope:
         yield from self._sorted(found, scopes)
 
     def near_groups(self, name: str, tags: Collection[int]) -> Iterator[Sequence[Scoped]]:
-        """Iterate over the groups in the blocks and source files of the place only, nearest first."""
+        """Iterate over those of ``groups`` that are in the blocks and source files of the place, nearest first."""
         *scopes, last = scoped_parts(name)
         for block in self._blocks if not scopes else ():
             found = [
@@ -196,7 +196,7 @@ class ScopedTypes:
         return self._meant(name, _NAMED, name)
 
     def tagged(self, kind: str, tag: str) -> CType | None:
-        """Return a structure, union or enumeration by its tag; None if there is none."""
+        """Return the structure, union or enumeration (``kind``) with a tag; None if there is none."""
         return self._meant(tag, _TAGS[kind], f"{kind} {tag}")
 
     def _meant(self, name: str, tags: Collection[int], written: str) -> CType | None:

@@ -281,7 +281,11 @@ def rank_of(name: str, size: int, word_size: int) -> int:
 
 
 def _count(subrange: Entry) -> int | None:
-    """Return the number of elements of a dimension; None if it is missing, invalid, or known only at run time."""
+    """
+    Return the number of elements by a DW_TAG_subrange_type.
+
+    Return None if it is missing, invalid, or known only at run time.
+    """
     count = subrange.number(At.COUNT)
     if count is None:
         upper = subrange.number(At.UPPER_BOUND)
@@ -293,11 +297,11 @@ def _count(subrange: Entry) -> int | None:
 
 def _is_passed_by_address(entry: Entry, depth: int) -> bool:
     """
-    Return whether C++ functions receive an object of a class by its address instead of its bytes.
+    Return whether C++ functions receive an object of the class ``entry`` by its address instead of its bytes.
 
     Some compilers record this. Otherwise it applies to a class with its own destructor, copy or move constructor,
     virtual function or virtual base. It also applies to a class with a base or member of such a class (Itanium C++ ABI,
-    1.1, "non-trivial for the purposes of calls").
+    1.1, "non-trivial for the purposes of calls"). ``depth`` is the number of classes around it.
     """
     whole = entry.reference(At.SIGNATURE) if entry.has(At.SIGNATURE) else entry
     if whole is None or depth > _NESTED_MAX:

@@ -283,7 +283,7 @@ class _TypesNear:
         return self._types.named(name, self._near)
 
     def tagged(self, kind: str, tag: str) -> CType | None:
-        """Return a structure, union or enumeration by its tag; None if there is none."""
+        """Return the structure, union or enumeration (``kind``) with a tag; None if there is none."""
         return self._types.tagged(kind, tag, self._near)
 
 

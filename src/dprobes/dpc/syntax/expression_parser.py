@@ -171,7 +171,7 @@ class TypeParser(Protocol):
     """A parser of the types in expressions."""
 
     def begins_type(self, distance: int = 0) -> bool:
-        """Return whether the next token, or a later one, begins a type."""
+        """Return whether a type begins at the token that is ``distance`` tokens after the next one."""
 
     def type_name(self) -> syntax_tree.TypeName:
         """Parse a type without a declared name, such as ``struct file *`` in a cast."""

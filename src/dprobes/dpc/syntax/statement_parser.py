@@ -57,7 +57,7 @@ class DeclarationParser:
         self.expressions = ExpressionParser(cursor, self)
 
     def begins_type(self, distance: int = 0) -> bool:
-        """Return whether the next token, or a later one, begins a type."""
+        """Return whether a type begins at the token that is ``distance`` tokens after the next one."""
         token = self._cursor.peek(distance)
         if token.kind is not TokenKind.NAME:
             return False
@@ -296,7 +296,7 @@ class StatementParser:
 
     def _unclosed(self, first: Token) -> ParseError:
         """
-        Report an unclosed brace, and return the ``ParseError`` to raise.
+        Report that the brace ``first`` is not closed, and return the ``ParseError`` to raise.
 
         The missing brace may be further inside: before a closing brace that is less indented than its block.
         """

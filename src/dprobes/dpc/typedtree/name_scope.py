@@ -174,7 +174,7 @@ class NamedTypes(Protocol):
         """Return the type with a plain name: a ``typedef``, or a class as in C++; None if there is none."""
 
     def tagged(self, kind: str, tag: str) -> CType | None:
-        """Return a structure, union or enumeration by its tag; None if there is none."""
+        """Return the structure, union or enumeration (``kind``) with a tag; None if there is none."""
 
 
 class ProbedModule(Protocol):

@@ -368,7 +368,11 @@ def _has(statement: Statement, number: int) -> bool:
 
 
 def find_log_paths(body: Statement, logs: int, diagnostics: Diagnostics) -> LogPaths:
-    """Return the sequences of ``printf`` that a handler may execute; report too many, and a ``printf`` in a loop."""
+    """
+    Return the sequences of its ``logs`` ``printf`` statements that a handler may execute.
+
+    Report too many sequences, and a ``printf`` in a loop.
+    """
     walk = _Walk(diagnostics)
     last: set[LogSequence] = set()
     try:

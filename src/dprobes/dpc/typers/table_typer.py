@@ -336,7 +336,13 @@ class Tables:
                 self._diagnostics.error(span, f"'@{name}' is never assigned", hint=hint)
 
     def used(self, name: str, kept: Kept, keys: tuple[str, ...], span: Span) -> KeyedTable:
-        """Return the table of a name, which its first use creates; report a use that does not match the first."""
+        """
+        Return the table ``name``, which its first use creates.
+
+        Report a use whose values or keys do not match the first.
+
+        ``kept`` are the values and ``keys`` the kinds of the key fields of this use, which is at ``span``.
+        """
         if name.startswith("__"):
             self._diagnostics.error(span, f"'@{name}' is not a name for a table: '__' begins those of dprobes")
         unit = "ns" if kept.kind != "count" and f"@{name}" in self._durations() else ""
@@ -397,7 +403,11 @@ class TableTyper:
     def assignment(
         self, target: syntax_tree.TableAccess, operator: str, value: syntax_tree.Expression
     ) -> typed_program.Tally:
-        """Return the statement ``@name[keys] = value``; ``value`` may be a kind of value, ``hist(x)``."""
+        """
+        Return the statement ``@name[keys] = value``; ``operator`` is that before ``=``, or empty.
+
+        ``value`` may be a call of an aggregation such as ``hist(x)``.
+        """
         kinds, keys = self._keys(target)
         kept, taken = self._kept(operator, value, target.name)
         if kept.value and len(keys) == _KEYS_MAX:
@@ -416,7 +426,7 @@ class TableTyper:
         return typed_program.Tally(table.name, keys, number, target.span)
 
     def whole(self, access: syntax_tree.TableAccess) -> str:
-        """Return the name of a table that is used as a whole; the statements that write it may follow later."""
+        """Return the name of a table that is printed or cleared; the statements that write it may follow later."""
         self._tables.named.append((access.name, access.span))
         return access.name or UNNAMED
 

@@ -101,7 +101,7 @@ class TypeTable:
         return Integer("long", self.word_size, is_signed=True, rank=LONG_RANK)
 
     def pointer_to(self, target: CType) -> Pointer:
-        """Return the type of pointers to a type."""
+        """Return the type ``target *``, a pointer of the program's word size."""
         return Pointer(target, self.word_size)
 
     def of(self, name: syntax_tree.TypeName) -> CType:
@@ -130,7 +130,7 @@ class TypeTable:
         self._typedefs[name] = type_
 
     def base(self, specifier: syntax_tree.Specifier) -> CType:
-        """Return the type at the beginning of a declaration, and define it if it has members."""
+        """Return the type by which a declaration begins, and define it if its members or enumerators follow."""
         match specifier.kind:
             case "struct" | "union":
                 return self._record(specifier)

@@ -124,7 +124,7 @@ def result_parts(type_: CType, word_size: int) -> tuple[ResultPart, ...] | None:
 
 
 def go_results(types: Sequence[CType]) -> list[tuple[ResultPart, ...]]:
-    """Return the registers of the results of a Go function, empty for a result on the stack."""
+    """Return the registers of the results, with these types, of a Go function; empty for a result on the stack."""
     integers, vectors = 0, 0
     found: list[tuple[ResultPart, ...]] = []
     for type_ in types:
@@ -214,7 +214,11 @@ def _classes(type_: CType) -> list[bool]:
 
 
 def _leaves(type_: CType, offset: int, depth: int) -> Iterator[tuple[int, CType]]:
-    """Iterate over the scalar parts of a type, with offsets in bytes; a bit field gives its first and last byte."""
+    """
+    Iterate over the scalar parts of a type at ``offset``: (offset in bytes, type).
+
+    A bit field gives its first and last byte. ``depth`` is the number of types around it.
+    """
     if depth > _DEPTH_MAX:
         return
     match type_:

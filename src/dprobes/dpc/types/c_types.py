@@ -238,7 +238,11 @@ class Record:
         return self._alignment
 
     def member(self, name: str, depth: int = 0) -> Member | None:
-        """Return a member by its name, also of unnamed structures in it (C17 6.7.2.1, 13); None if there is none."""
+        """
+        Return a member by its name, also of unnamed structures in it (C17 6.7.2.1, 13); None if there is none.
+
+        ``depth`` is the number of unnamed structures around it, for a limit.
+        """
         for member in self.members or ():
             if member.name == name:
                 return member

@@ -112,7 +112,9 @@ class Form(Enum):
 
 def placeholder(conversion: Conversion, type_: CType, form: Form) -> str | None:
     """
-    Return the template's place-holder for a value of a type; None if the conversion does not fit it.
+    Return the template's place-holder for a value of a type, logged as ``form``.
+
+    Return None if the conversion does not fit it.
 
     Numbers of types smaller than ``int`` are shown as the ``int`` to which C promotes them.
     """
@@ -140,7 +142,11 @@ def placeholder(conversion: Conversion, type_: CType, form: Form) -> str | None:
 
 
 def _number(layout: str, letter: str, type_: Integer | Enumeration | Pointer, form: Form) -> str | None:
-    """Return the place-holder of a number; None if the letter does not fit it."""
+    """
+    Return the place-holder of a number.
+
+    ``layout`` has flags and width. Return None if the letter does not fit the type.
+    """
     if letter == "c" and isinstance(type_, Pointer):
         return None
     integer = type_.base if isinstance(type_, Enumeration) else type_
@@ -160,7 +166,11 @@ def _string(layout: str, type_: String) -> str:
 
 
 def named(holder: str, name: str, *, is_list: bool = False, has_commas: bool = False) -> str:
-    """Return a place-holder with the name of its field; a list of numbers has one name for all."""
+    """
+    Return a place-holder with the name of its field; a list of numbers (``is_list``) has one name for all.
+
+    With ``has_commas`` the numbers are separated by commas.
+    """
     brackets = "[,]" if has_commas else "[]"
     return f"%({name}{brackets * (is_list and not holder.endswith('h'))}){holder[1:]}"
 

@@ -71,7 +71,7 @@ _OF_CORE = (
 
 
 def owner_of(kind: NoteType) -> bytes:
-    """Return the name of the owner of a type of notes, with its NUL."""
+    """Return the owner's name, with its NUL, for a note of this type in a core file."""
     return b"CORE\0" if kind in _OF_CORE else b"LINUX\0"
 
 
@@ -127,7 +127,7 @@ def image_of(
     fields: Sequence[RegisterField], order: Literal["little", "big"], read: Callable[[str], int | None]
 ) -> bytes:
     """
-    Return registers in the format of a note.
+    Return the registers ``fields`` in the format of a core file's note, in a byte order.
 
     ``read`` returns a register by name; a register for which it returns None becomes 0.
     """

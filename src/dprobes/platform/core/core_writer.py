@@ -185,7 +185,11 @@ class CoreRequest:
 
 
 def contents_of(request: CoreRequest, read: Reader, memory: CoreMemory) -> CoreContents:
-    """Return the contents of the core file; raise OSError if the process has ended."""
+    """
+    Return the contents of the core file for a request; raise OSError if the process has ended.
+
+    ``read`` returns the bytes of a file in ``/proc``.
+    """
     tid = request.threads[0].tid
     areas = list(parse_smaps(os.fsdecode(read(f"/proc/{tid}/smaps"))))
     wanted = _filter(read, tid)

@@ -100,7 +100,12 @@ def write_answer(
     moves: Mapping[int, int],
     own_places: Mapping[str, int],
 ) -> dict[str, Any]:
-    """Return the answer about a file, as a value for JSON; ``resolved`` is None if no program was resolved."""
+    """
+    Return the answer about a file, as a value for JSON; ``resolved`` is None if no program was resolved.
+
+    ``moves`` are the distances in bytes by which uprobes may move, ``own_places`` the file offsets of the functions
+    that the engine requested by name.
+    """
     elf = module.elf
     first, last = first_executed_in(module)[:_STARTS_MAX], last_executed_in(module)[:_STARTS_MAX]
     probes = resolved.in_code if resolved is not None else ()

@@ -254,7 +254,11 @@ _LOG_SIZE_MAX = 1 << 26
 
 
 def verifier_log(program: Program, level: LogLevel = LogLevel.LEVEL1) -> str:
-    """Load a program, close it again, and return the verifier's log, whether it accepts the program or not."""
+    """
+    Load a program and close it again; return the verifier's log, in the detail of ``level``.
+
+    It is returned whether the verifier accepts the program or not.
+    """
     size = _LOG_SIZE
     while True:
         log = ctypes.create_string_buffer(size)
@@ -370,8 +374,9 @@ def link_kprobes(
     """
     Attach a TRACE_KPROBE_MULTI program to the entries of many functions of the kernel; return the link's descriptor.
 
-    ``addresses`` are those of the functions' first instructions. Since Linux kernel commit 0dcac2725406 ("bpf: Add
-    multi kprobe link") (in v5.18).
+    ``addresses`` are those of the functions' first instructions. The program gets the element of ``cookies`` for its
+    address from ``bpf_get_attach_cookie``. Since Linux kernel commit 0dcac2725406 ("bpf: Add multi kprobe link") (in
+    v5.18).
     """
     arrays = [(ctypes.c_uint64 * len(addresses))(*numbers) for numbers in (addresses, cookies)]
     return _link_kprobes(program_fd, flags, len(addresses), *map(ctypes.addressof, arrays))
@@ -459,7 +464,8 @@ def link_perf_event(program_fd: int, event_fd: int, cookie: int = 0) -> int:
     """
     Attach a program to a perf event; return the descriptor of the link.
 
-    Since Linux kernel commit b89fbfbb854c ("bpf: Implement minimal BPF perf link") (in v5.15).
+    The program gets ``cookie`` from ``bpf_get_attach_cookie``. Since Linux kernel commit b89fbfbb854c ("bpf: Implement
+    minimal BPF perf link") (in v5.15).
     """
     return call(
         Command.LINK_CREATE,

@@ -101,7 +101,7 @@ def is_emulated(emulation: tuple[Any, ...]) -> bool:
 
 
 def uses_return_addresses(emulation: tuple[Any, ...]) -> bool:
-    """Return True if an instruction pushes or pops a return address, which a shadow stack would have to match."""
+    """Return True if an emulation pushes or pops a return address, which a shadow stack would have to match."""
     return emulation[0] in (Action.RETURN, Action.CALL, Action.CALL_REGISTER)
 
 
@@ -212,7 +212,11 @@ def _branch(emulation: tuple[Any, ...], registers: RegisterWords, memory: StackM
 
 
 def _holds(condition: int, flags: int) -> bool:
-    """Return True if a condition code holds (Intel SDM, volume 1, appendix B); odd codes negate the even ones."""
+    """
+    Return True if a condition code holds for ``flags``, the EFLAGS; odd codes negate the even ones.
+
+    Source: Intel SDM, volume 1, appendix B.
+    """
     less = bool(flags & _SIGN) != bool(flags & _OVERFLOW)
     match condition >> 1:
         case 0:

@@ -199,7 +199,7 @@ class RingEntries:
         asm.place(none)
 
     def write_end(self, base: Register, at: int, reason: Register | int, cookie: Register | None = None) -> None:
-        """Put the request to remove the probepoint into the ring; the entry is built at ``base + at``."""
+        """Put a request to remove the probepoint for ``reason`` into the ring; the entry is built at ``base + at``."""
         asm = self._asm
         self._head(at, Entry.ENDED, base, cookie)
         asm.store(base, at + _HEAD, reason, Size.W)

@@ -75,7 +75,7 @@ class AnywhereHost(Host):
 
 
 def _load_user_register(asm: Assembler, name: str, nobody: Label) -> None:
-    """Load a register with which the current thread entered the kernel to R0."""
+    """Load a register with which the current thread entered the kernel to R0; go to ``nobody`` in a kernel thread."""
     task_registers(asm, nobody)
     asm.load(_R.R0, _R.R0, REGISTER_OFFSETS[name])
     if name in ("cs", "ss"):

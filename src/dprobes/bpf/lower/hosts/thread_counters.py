@@ -54,7 +54,11 @@ def write_counter(
 def _add_members(
     host: Identities, asm: Assembler, members: tuple[int, ...], room: tuple[Register, int], unread: Label
 ) -> None:
-    """Load the sum of members of the thread's ``task_struct``, each 64 bits, to R0. Clobbers R1-R5."""
+    """
+    Load the sum of 64-bit members of the thread's ``task_struct``, at these offsets in bytes, to R0. Clobbers R1-R5.
+
+    Go to ``unread`` if one cannot be read; ``room`` is for temporary use.
+    """
     base, total = room[0], room[1] + _TOTAL
     asm.store(base, total, 0)
     for offset in members:

@@ -121,7 +121,11 @@ def cut_to_room(w: Writer, kept: int, wanted: int, size: int, prefix: int = ITEM
 
 
 def finish(w: Writer, kept: int, wanted: int, done: Label) -> None:
-    """Raise an overflow if fewer items were kept than wanted; otherwise complete the instruction."""
+    """
+    Raise an overflow if the field ``kept`` is less than ``wanted``, in items; otherwise complete the instruction.
+
+    Go to ``done`` afterwards, if the program ignores the exception.
+    """
     w.asm.load(_R.R1, SCRATCH, kept)
     w.asm.load(_R.R2, SCRATCH, wanted)
     overflow_if(w, Jump.JNE, _R.R1, _R.R2, done)

@@ -229,7 +229,12 @@ class Placer:
     def _try(
         self, site: Site, plan: Plan, room: int, others: Collection[int], obstacles: list[str], *, traps: bool = True
     ) -> Placement | None:
-        """Reserve the bytes of a plan's jump and an address for its trampoline; return None if either is taken."""
+        """
+        Reserve the bytes of a plan's jump, and an address for its trampoline of ``room`` bytes.
+
+        Return None, and add the reason to ``obstacles``, if either is taken. The same holds if breakpoints at
+        ``others`` change bytes that the jump would share. ``traps`` is as in ``Placement``.
+        """
         code = site.code
         if code.is_written(plan.start, plan.written):
             obstacles.append("its bytes belong to the jump of another probe")

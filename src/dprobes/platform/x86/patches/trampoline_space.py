@@ -277,7 +277,11 @@ class AddressSpace:
         return self._beside_used(low, high, size, 1 if low >= self._near[1] else -1)
 
     def _beside_used(self, low: int, high: int, size: int, direction: int) -> int | None:
-        """Return the first free address from ``low`` upwards, or from ``high`` downwards; None without one."""
+        """
+        Return the first free address for ``size`` bytes from ``low`` upwards or ``high`` downwards; None without one.
+
+        ``direction`` is 1 for upwards, -1 for downwards.
+        """
         start = low if direction > 0 else high
         while low <= start <= high:
             i = bisect_left(self._used, (start + size, 0))
