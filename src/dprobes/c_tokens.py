@@ -145,7 +145,11 @@ class TextTokens:
             self._position += 1
 
     def _string_in_other_quotes(self, match: re.Match[str]) -> Token:
-        """Report a string in quotes of another kind, and return it as a string token."""
+        """
+        Report a string in quotes of another kind, and return it as a string token.
+
+        ``match`` is the match of the regular expression for a token at the string.
+        """
         self._position = match.end()
         string = f'"{match["single"] or match["text"] or ""}"'
         span = self._span_of(match.start(), match.end())

@@ -86,18 +86,18 @@ class Diagnostics:
         return tuple(self._items[count:])
 
     def extend(self, items: Iterable[Diagnostic]) -> None:
-        """Add diagnostics from another stage."""
+        """Append diagnostics that another stage of compilation has reported, in their order."""
         for item in items:
             self._add(item)
 
     def error(self, span: Span | None, message: str, *, notes: tuple[Note, ...] = (), hint: str | None = None) -> None:
-        """Add an error."""
+        """Append an error at ``span`` with its notes and a hint; None as ``span`` means no place in a source."""
         self._add(Diagnostic(Severity.ERROR, message, span, notes, hint))
 
     def warning(
         self, span: Span | None, message: str, *, notes: tuple[Note, ...] = (), hint: str | None = None
     ) -> None:
-        """Add a warning."""
+        """Append a warning at ``span`` with its notes and a hint; None as ``span`` means no place in a source."""
         self._add(Diagnostic(Severity.WARNING, message, span, notes, hint))
 
     def note(self, span: Span | None, message: str, *, hint: str | None = None) -> None:

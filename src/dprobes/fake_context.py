@@ -177,11 +177,19 @@ class FakeContext:
         _store(self._physical, address, data)
 
     def value_of(self, register: str, *, user: bool = False) -> int:
-        """Return the value of a register by name; raise ``DprobesError`` if the architecture lacks the register."""
+        """
+        Return the value of a register by name; raise ``DprobesError`` if the architecture lacks the register.
+
+        With ``user``, it is the register of user mode at the entry to the kernel instead of that at the hit.
+        """
         return self.register(self._index(register), user=user)
 
     def set_value(self, register: str, value: int, *, user: bool = False) -> None:
-        """Set a register by name; raise ``DprobesError`` if the architecture lacks the register."""
+        """
+        Set a register by name; raise ``DprobesError`` if the architecture lacks the register.
+
+        With ``user``, it is the register of user mode at the entry to the kernel instead of that at the hit.
+        """
         self._registers[user][self._index(register)] = value
 
     # The interface for handlers: the protocol ``dprobes.vm.Context``
@@ -201,9 +209,9 @@ class FakeContext:
 
     def selected_register(self, index: int, selector: int) -> tuple[int, ...]:
         """
-        Return the parts of ``cpuid``, ``msr``, ``gdtr`` or ``idtr`` in the order of their pushes.
+        Return the parts of ``cpuid``, ``msr``, ``gdtr`` or ``idtr`` in the order of their pushes; zeros if not set.
 
-        Zeros if not set.
+        ``selector`` is the leaf of ``cpuid`` or the number of the ``msr``.
         """
         register = self.architecture.register(index)
         name = register.name if register is not None else ""
@@ -292,7 +300,7 @@ class FakeContext:
         return self.symbols[symbol]
 
     def pid(self) -> int:
-        """Return the process id."""
+        """Return the process id of the simulated process."""
         return self.ids["pid"]
 
     def kernel_stack(self) -> list[int]:
@@ -330,15 +338,15 @@ class FakeContext:
         return {name: value for name, value in (self.entry or {}).items() if name not in others}
 
     def tid(self) -> int:
-        """Return the thread id."""
+        """Return the thread id of the simulated thread."""
         return self.ids["tid"]
 
     def uid(self) -> int:
-        """Return the user id."""
+        """Return the real user id of the simulated process."""
         return self.ids["uid"]
 
     def cpu(self) -> int:
-        """Return the number of the CPU."""
+        """Return the number of the CPU on which the simulated hit occurs."""
         return self.ids["cpu"]
 
     def process_name(self) -> bytes:
@@ -354,7 +362,7 @@ class FakeContext:
         return self.counters.get(COUNTERS[number].name)
 
     def time(self) -> int:
-        """Return the time in nanoseconds."""
+        """Return the simulated CLOCK_MONOTONIC in nanoseconds."""
         return self.ids["time"]
 
     def call_extension(self, name: str | None, machine: Machine) -> None:

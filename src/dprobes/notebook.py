@@ -198,7 +198,7 @@ def _shown(value: object) -> str:
 
 
 def load_ipython_extension(ipython: Any) -> None:
-    """Register the magic ``%%dprobes`` with IPython."""
+    """Register the magic ``%%dprobes`` with ``ipython``, the running InteractiveShell, as ``%load_ext`` requires."""
 
     def dprobes(line: str, cell: str) -> Recording | None:
         """Run the program in this cell with the options of ``dprobes run`` in its first line; None after an error."""

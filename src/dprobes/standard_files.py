@@ -102,7 +102,7 @@ class WaitingFile(io.RawIOBase):
         return os.isatty(self._descriptor)
 
     def writable(self) -> bool:
-        """Return True."""
+        """Return True: the text layer requires it of a binary file for output."""
         return True
 
     @property
@@ -155,7 +155,7 @@ class WaitingFile(io.RawIOBase):
         """
         Write buffered data; return whether all were written.
 
-        Give up after ``patience`` seconds without progress.
+        After ``patience`` seconds in which the reader has accepted no byte, call ``give_up``.
         """
         until = time.monotonic() + patience
         while self._held and not self.is_given_up:

@@ -133,7 +133,8 @@ def _wrap(handler: str, context: FakeContext, header: Mapping[str, int | str | b
     """
     Return the text of a program with this handler.
 
-    The header replaces an empty first line, so that line numbers are kept.
+    ``header`` maps keywords of header statements to their values. The header replaces an empty first line, so that line
+    numbers are kept.
     """
     statements: dict[str, int | str | bool] = {
         "vars": len(context.local_variables),

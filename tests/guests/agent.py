@@ -1,7 +1,7 @@
 """
-The first process of a guest: it starts processes, and writes and reads files, as the tests say.
+The first process of a guest: it starts processes, and writes and reads files, as the tests request.
 
-Processes are forked from here: those that run Python find the package, and what else takes long to import, imported.
+Processes are forked from it: those that run Python have the package, and other slow imports, already imported.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ _MS_BIND = 4096
 
 
 def main(modules: Sequence[str]) -> None:
-    """Prepare the guest, with modules by their paths, and serve the test; this returns in no process."""
+    """Prepare the guest, load ``modules`` (paths of kernel modules), and serve the test; this never returns."""
     _mount()
     for path in modules:
         _load_module(Path(path).read_bytes(), "")
@@ -114,7 +114,7 @@ def _import_all(name: str) -> None:
 
 
 def _keep_lists() -> None:
-    """Let dprobes keep the lists of the kernel, which each run would read else."""
+    """Let dprobes cache the lists of the kernel, which each run would otherwise read."""
     from dprobes.target.kernel.running_kernel import RunningKernel
 
     os.environ["HOME"] = _ENVIRONMENT["HOME"]
@@ -162,7 +162,7 @@ class _Child:
 
 
 class Agent:
-    """Serve requests, and hand on what processes write, until the line ends."""
+    """A server of the test's requests, which also forwards the output of processes, until the connection ends."""
 
     def __init__(self) -> None:
         self._line = os.open(AGENT_PORT, os.O_RDWR | os.O_CLOEXEC)
@@ -183,7 +183,7 @@ class Agent:
         self._put_paths: set[str] = set()
 
     def serve(self) -> Callable[[], None]:
-        """Return, in each new process, what that is to do."""
+        """Serve requests; return in each forked process the function that it has to execute."""
         woken, wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -215,7 +215,11 @@ class Agent:
         return None
 
     def _start(self, number: int, task: Task) -> Callable[[], None] | None:
-        """Fork; return what is to be done in the new process."""
+        """
+        Fork a process for ``task``, whose output is sent under the request ``number``.
+
+        In the new process, return the function that it has to execute; in the agent, None.
+        """
         if task.input is None:
             input_end, our_input = os.pipe2(os.O_CLOEXEC)
         else:
@@ -245,7 +249,7 @@ class Agent:
         return None
 
     def _write(self, pid: int, data: bytes) -> None:
-        """Write to a process's standard input; no bytes close it."""
+        """Write to a process's standard input; an empty ``data`` closes it."""
         child = self._children[pid]
         assert child.input is not None
         if data:
@@ -263,7 +267,7 @@ class Agent:
         self._put_paths.add(path)
 
     def _reset(self) -> bool:
-        """Remove the files that are new; return False if the guest is not as after its boot for another reason."""
+        """Remove new files; return False if the guest differs from its state after the boot in another way."""
         if _footprint() != self._footprint or not all(path.startswith(_WRITTEN) for path in self._put_paths):
             return False
         for path in sorted(_files() - self._files):
@@ -283,7 +287,7 @@ class Agent:
         os.kill(pid, number)
 
     def _reap(self) -> None:
-        """Wait for those that have ended, and for orphans."""
+        """Wait for ended children and orphans, and send the exit status of each process that the test has started."""
         while True:
             try:
                 pid, state = os.waitpid(-1, os.WNOHANG)
@@ -301,7 +305,11 @@ class Agent:
             self._send(child.number, Event.EXITED, os.waitstatus_to_exitcode(state))
 
     def _hand_on(self, descriptor: int) -> None:
-        """Hand on what there is to read; who has inherited a pipe may write to it after a process's end."""
+        """
+        Send the pending output of a pipe to the test, and close the pipe at its end.
+
+        A process that has inherited the pipe may write to it after the end of the started process.
+        """
         number, event = self._outputs[descriptor]
         while True:
             try:
@@ -333,7 +341,7 @@ class Agent:
 
 
 def _footprint() -> dict[str, object]:
-    """Return the processes, modules, network interfaces, mounts and probes that there are."""
+    """Return the state that tests must not change: processes, modules, network interfaces, mounts and probes."""
     found: dict[str, object] = {path: Path(path).read_bytes() for path in _SEEN if Path(path).exists()}
     found["processes"] = {path.name for path in Path("/proc").iterdir() if path.name.isdecimal() and _is_program(path)}
     found["modules"] = {line.split()[0] for line in Path("/proc/modules").read_text().splitlines()}
@@ -342,7 +350,7 @@ def _footprint() -> dict[str, object]:
 
 
 def _is_program(process: Path) -> bool:
-    """Return whether this is no thread of the kernel, which executes no file."""
+    """Return whether the process with this directory in /proc executes a file, as no kernel thread does."""
     try:
         return bool((process / "exe").readlink())
     except OSError:
@@ -358,7 +366,7 @@ def _get(path: str) -> bytes:
 
 
 def _do(task: Task) -> None:
-    """Do what a process is for; its descriptors are set."""
+    """Execute a task in a new process, whose descriptors are set."""
     os.environ.clear()
     os.environ.update(_ENVIRONMENT | {"PYTHONPATH": ":".join(sys.path[:3])} | task.environment)
     os.chdir(task.directory)
@@ -389,7 +397,7 @@ def _do(task: Task) -> None:
 
 
 def _call(call: Call) -> None:
-    """Call a function and write what it returns, or with what traceback it failed, in which are the local variables."""
+    """Call a function, and write its result, or its traceback with local variables, to the descriptor for results."""
     try:
         result = True, getattr(_module(call), call.name)(*call.arguments)
     except BaseException as error:  # noqa: BLE001 - the test is told

@@ -1,9 +1,9 @@
 """
-QEMU, without hardware support: a machine that boots a kernel, or goes on from a snapshot.
+QEMU without hardware support: a machine that boots a kernel, or resumes a snapshot.
 
-What has to be so and not otherwise was measured: without ``no_timer_check`` one boot in sixty panics, and booting the
-uncompressed kernel saves seconds. All files are without a name, and QEMU dies with the thread that has started it:
-nothing is left behind by a test run that is killed.
+The options result from measurements: without ``no_timer_check`` one boot in sixty panics, and booting the uncompressed
+kernel saves seconds. All files are unnamed, and QEMU ends with the thread that has started it: a test run that is
+killed leaves nothing.
 """
 
 from __future__ import annotations
@@ -44,12 +44,16 @@ _SHOWN = 4000  # characters of the console in messages
 
 
 class GuestError(AssertionError):
-    """Report that something failed in a guest, or that the guest ended; the text is what was printed."""
+    """An operation in a guest has failed, or the guest has ended; the message has its output."""
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a guest is to be; ``programs`` are added to its root file system, by their names on this machine."""
+    """
+    The configuration of a guest: kernel series, number of CPUs, KASLR, memory in MiB.
+
+    ``programs`` are the names of programs of this machine that are added to its root file system.
+    """
 
     kernel: str
     cpus: int = 2
@@ -67,7 +71,11 @@ class Machine:
 
 @contextlib.contextmanager
 def turn() -> Iterator[None]:
-    """Wait until a guest may run: one thread carries out its processors, and other test runs have guests, too."""
+    """
+    Wait until a guest may run, and hold its lock for the context.
+
+    A guest keeps one CPU busy: there are as many locks as CPUs, for the guests of all test runs.
+    """
     count = os.cpu_count() or 1
     with contextlib.ExitStack() as stack:
         files = [
@@ -85,9 +93,9 @@ def turn() -> Iterator[None]:
 
 class Emulator:
     """
-    A running machine: ``line`` leads to its agent.
+    A running machine; ``line`` is the connection to its agent.
 
-    It boots from a root file system, or goes on from a snapshot if there is one.
+    It boots from a root file system, or resumes a snapshot if there is one.
     """
 
     def __init__(self, machine: Machine, root: BinaryIO, snapshot: BinaryIO | None = None) -> None:
@@ -122,23 +130,27 @@ class Emulator:
 
     @property
     def console(self) -> str:
-        """Return the end of what the kernel has printed."""
+        """The end of the kernel's console output."""
         size = os.fstat(self._console.fileno()).st_size
         return os.pread(self._console.fileno(), size, 0).decode(errors="replace")[-_SHOWN:]
 
     def error(self, what: str) -> GuestError:
-        """Return an error that shows the console."""
+        """Return an error whose message ``what`` is followed by the console output."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(0.2)  # it ends a moment after the line
         return GuestError(f"{self.machine} {what}; its console:\n{self.console}")
 
     def command(self, name: str, **arguments: object) -> object:
-        """Give a command of the QEMU Machine Protocol and return the answer."""
+        """Execute a command of the QEMU Machine Protocol, and return its result."""
         self._tell(name, arguments, [])
         return self._answer()
 
     def save(self, file: BinaryIO) -> None:
-        """Write a snapshot and end; what is running then runs on from there, what is stopped would stay so."""
+        """
+        Write a snapshot to ``file``, and end the machine.
+
+        It must be running: a machine that is saved while stopped stays stopped when it is resumed.
+        """
         self.command("migrate-set-parameters", **{"max-bandwidth": 1 << 40})
         self._tell("getfd", {"fdname": "snapshot"}, [file.fileno()])
         self._answer()
@@ -152,7 +164,7 @@ class Emulator:
         self.close()
 
     def close(self) -> None:
-        """End the machine."""
+        """End QEMU, and wait for its exit."""
         self._process.kill()
         self._process.wait()
         self._answers.close()
@@ -197,7 +209,7 @@ def _start(machine: Machine, root: int) -> list[str]:
 
 
 class Snapshot:
-    """A machine that has booted; each that goes on from here is a new one."""
+    """The state of a machine after its boot; it can be resumed several times."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
@@ -208,7 +220,11 @@ class Snapshot:
 
     @classmethod
     def of_process(cls, machine: Machine, note: str) -> Snapshot | None:
-        """Return the snapshot that another process has taken and left a ``note`` about, as long as that one lives."""
+        """
+        Return the snapshot that another process has taken; None if that process has ended.
+
+        ``note`` is that snapshot's ``note``.
+        """
         found = cls.__new__(cls)
         found.machine = machine
         with contextlib.ExitStack() as stack:
@@ -226,7 +242,7 @@ class Snapshot:
 
     @property
     def note(self) -> str:
-        """Return where another process finds the files, which have no name."""
+        """The paths in /proc and inode numbers of the unnamed files as JSON, with which another process opens them."""
         assert self._state is not None
         descriptors = (self._root.fileno(), self._state.fileno())
         return json.dumps([(f"/proc/{os.getpid()}/fd/{fd}", os.fstat(fd).st_ino) for fd in descriptors])

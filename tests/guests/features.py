@@ -1,8 +1,8 @@
 """
-What the kernels of guests have: since which version, and built with which options.
+Features of the kernels of guests: the version with which each came, and the necessary options.
 
-A test that needs a feature is skipped in a guest whose kernel is too old for it, or was built without it. In any other
-guest it runs, and fails if the feature is not found there.
+A test that needs a feature is skipped in a guest whose kernel is older, or was built without the options. In any other
+guest it runs, and fails if the feature is not detected.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["FEATURES", "KernelFeature", "lack_of"]
 
 @dataclass(frozen=True, slots=True)
 class KernelFeature:
-    """What a kernel has since a commit (and version of Linux), if it was built with all options."""
+    """A feature of the kernel: version and commit in which it came, the commit's subject, and the necessary options."""
 
     since: tuple[int, int]
     commit: str
@@ -58,7 +58,7 @@ FEATURES = {
 
 
 def lack_of(feature: str, image: Image) -> str | None:
-    """Return why a kernel need not have a feature; None if it must."""
+    """Return the reason why a kernel lacks a feature, from its version and options; None if it must have it."""
     known = FEATURES[feature]
     version = tuple(int(number) for number in image.series.split("."))
     if version < known.since:

@@ -42,7 +42,7 @@ _Result = TypeVar("_Result")
 
 
 def boot(machine: Machine) -> Snapshot:
-    """Boot a machine and take a snapshot; ``UnavailableError`` where there can be no guest."""
+    """Boot a machine and take a snapshot; raise ``UnavailableError`` if guests are not possible on this machine."""
     snapshot = Snapshot(machine)
     try:
         with turn():
@@ -65,7 +65,7 @@ def boot(machine: Machine) -> Snapshot:
 
 @contextlib.contextmanager
 def resumed(snapshot: Snapshot) -> Iterator[Guest]:
-    """Let a guest run that goes on from a snapshot; it is gone at the end."""
+    """Resume a snapshot as a guest for the context, and end the guest at its end."""
     with turn(), contextlib.closing(snapshot.restore()) as emulator:
         guest = Guest(emulator)
         guest.request("set_clock", time.time_ns())
@@ -74,9 +74,9 @@ def resumed(snapshot: Snapshot) -> Iterator[Guest]:
 
 class SharedGuest:
     """
-    A guest that tests have one after the other, as long as each leaves it as it was after its boot.
+    A guest that several tests use one after the other, as long as each restores its state after the boot.
 
-    QEMU translates the code of the kernel and of Python anew in each machine: that costs more than most tests do.
+    QEMU translates the code of the kernel and of Python again in each machine, which takes longer than most tests.
     """
 
     def __init__(self) -> None:
@@ -84,25 +84,33 @@ class SharedGuest:
         self._guest: Guest | None = None
 
     def of(self, machine: Machine, snapshot_of: Callable[[Machine], Snapshot]) -> Guest:
-        """Return the guest if it is such a machine, or resume another one in its place."""
+        """
+        Return the running guest if it has this configuration; otherwise end it, and resume another one.
+
+        ``snapshot_of`` returns the snapshot to resume.
+        """
         if self._guest is None or self._guest.machine != machine:
             self.close()
             self._guest = self._stack.enter_context(resumed(snapshot_of(machine)))
         return self._guest
 
     def give_back(self, *, is_sound: bool) -> None:
-        """Keep the guest for the next test, unless the last one failed or left anything but files."""
+        """
+        Keep the guest for the next test; end it if the last test failed, or has left more than files.
+
+        ``is_sound`` is False after a failed test.
+        """
         if self._guest is not None and not (is_sound and self._guest.is_alive and self._guest.request("reset")):
             self.close()
 
     def close(self) -> None:
-        """End the machine."""
+        """End the guest, if there is one."""
         self._guest = None
         self._stack.close()
 
 
 class Process:
-    """A process in a guest; what it writes is kept as it comes."""
+    """A process in a guest, with its output so far."""
 
     def __init__(self, guest: Guest, name: str) -> None:
         self._guest = guest
@@ -114,34 +122,34 @@ class Process:
 
     @property
     def stdout(self) -> str:
-        """Return what has come from standard output so far."""
+        """The standard output so far."""
         return self.written[Event.STDOUT].decode(errors="replace")
 
     @property
     def stderr(self) -> str:
-        """Return what has come from standard error so far."""
+        """The standard error so far."""
         return self.written[Event.STDERR].decode(errors="replace")
 
     def write(self, data: bytes | str) -> None:
-        """Write to standard input, of a process that was started with ``input=None``."""
+        """Write to the standard input of a process that was started with ``input=None``."""
         if data:
             self._guest.request("write", self.pid, data.encode() if isinstance(data, str) else data)
 
     def close_input(self) -> None:
-        """Close standard input."""
+        """Close the process's standard input: it reads an end of file."""
         self._guest.request("write", self.pid, b"")
 
     def signal(self, number: int, *, to_group: bool = False) -> None:
-        """Send a signal; each process has a group of its own."""
+        """Send the signal ``number`` to the process, or to its process group; each process has a group of its own."""
         self._guest.request("signal", self.pid, number, to_group)
 
     def kill(self) -> None:
-        """Kill the process and what it has started in its group."""
+        """Send SIGKILL to the process group: the process and its children in this group."""
         if self.status is None:
             self.signal(signal.SIGKILL, to_group=True)
 
     def wait(self, timeout: float = TIMEOUT) -> int:
-        """Wait for the end and return the status; a process that does not end is killed, and the test fails."""
+        """Wait until the process has exited, and return its status; after ``timeout`` seconds kill it and fail."""
         try:
             self._guest.wait_until(lambda: self.status is not None, f"the end of {self.name}", timeout)
         except GuestError as error:
@@ -152,7 +160,7 @@ class Process:
         return self.status
 
     def await_output(self, text: str, timeout: float = TIMEOUT) -> str:
-        """Wait until a text is in standard output or standard error; return what there is of both."""
+        """Wait until ``text`` is in standard output or standard error; return both, concatenated."""
 
         def there() -> bool:
             return text in self.stdout or text in self.stderr or self.status is not None
@@ -163,7 +171,11 @@ class Process:
         return self.stdout + self.stderr
 
     def completed(self, timeout: float = TIMEOUT, *, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """Wait for the end; ``GuestError`` with the output if the status is not 0, unless ``check`` is off."""
+        """
+        Wait until the process has exited, and return status and output.
+
+        Raise ``GuestError`` with the output if the status is not 0, unless ``check`` is False.
+        """
         status = self.wait(timeout)
         if check and status != 0:
             raise GuestError(f"{self._guest}: {self.name} ended with {status}\n{self._said()}")
@@ -174,7 +186,7 @@ class Process:
 
 
 class Guest:
-    """A running guest; ``resumed`` makes one."""
+    """A running guest; created by ``resumed``."""
 
     def __init__(self, emulator: Emulator) -> None:
         self._emulator = emulator
@@ -195,17 +207,17 @@ class Guest:
 
     @property
     def image(self) -> Image:
-        """Return the kernel's package, on this machine."""
+        """The package of the guest's kernel, on this machine."""
         return self.machine.image
 
     @property
     def console(self) -> str:
-        """Return what the kernel has printed on the console since the guest was resumed, errors at least."""
+        """The kernel's console output since the guest was resumed: at least its errors."""
         return self._emulator.console
 
     @property
     def kernel_log(self) -> str:
-        """Return what dmesg(1) prints."""
+        """The output of dmesg(1)."""
         return self.run("dmesg").stdout
 
     def run(
@@ -217,9 +229,9 @@ class Guest:
         **options: Any,
     ) -> subprocess.CompletedProcess[str]:
         """
-        Run a program, or a shell command if it is a string; ``options`` are those of ``start``.
+        Run a program, or a shell command if it is a string, and wait for its exit; ``options`` are those of ``start``.
 
-        A status other than 0 is a ``GuestError``, unless ``check`` is off.
+        Raise ``GuestError`` if its status is not 0, unless ``check`` is False.
         """
         return self.start(command, **{"input": b"", **options}).completed(timeout, check=check)
 
@@ -232,7 +244,11 @@ class Guest:
         directory: str = "/root",
         user: int = 0,
     ) -> Process:
-        """Start a program, or a shell command; standard input is a pipe unless there is ``input``."""
+        """
+        Start a program, or a shell command if it is a string.
+
+        ``input`` is its standard input, None a pipe. ``environment`` has further variables; ``user`` is its user id.
+        """
         argv = ("sh", "-c", command) if isinstance(command, str) else tuple(command)
         name = command if isinstance(command, str) else " ".join(argv)
         data = input.encode() if isinstance(input, str) else input
@@ -259,10 +275,10 @@ class Guest:
 
     def call(self, function: Callable[..., _Result], *arguments: Any, timeout: float = TIMEOUT) -> _Result:
         """
-        Call a function of a module's top level in a new process, and return what it returns.
+        Call a function at the top level of a module in a new process of the guest, and return its result.
 
-        Its module is imported in the guest: keep it small. Arguments and result are pickled. What the function raises
-        is a ``GuestError`` with the traceback and local variables.
+        The guest imports this module, which should need few others. Arguments and result are pickled. An exception
+        becomes a ``GuestError`` with traceback and local variables.
         """
         assert "." not in function.__qualname__, "only functions of a module's top level can be found in the guest"
         call = Call(function.__code__.co_filename, function.__module__, function.__name__, arguments)
@@ -276,25 +292,29 @@ class Guest:
         return cast("_Result", value)
 
     def put(self, path: str, content: bytes | str | Path, mode: int | None = None) -> None:
-        """Write a file, with its directories; ``content`` may be a file of this machine, whose mode is kept."""
+        """
+        Write a file of the guest, and create its directories.
+
+        If ``content`` is a path of this machine, the file is copied with its mode.
+        """
         if isinstance(content, Path):
             mode = content.stat().st_mode & 0o777 if mode is None else mode
             content = content.read_bytes()
         self.request("put", path, content.encode() if isinstance(content, str) else content, mode)
 
     def get(self, path: str) -> bytes:
-        """Return what is in a file."""
+        """Return the contents of a file of the guest."""
         return cast("bytes", self.request("get", path))
 
     def put_module(self, name: str) -> str:
-        """Put the file of a kernel module, and those of the modules it needs, where they belong; return its path."""
+        """Copy a kernel module and those that it needs to their paths in the guest; return the module's path."""
         modules = self.image.modules(name)
         for module in modules:
             self.put(module.path, module.data)
         return modules[-1].path
 
     def load_module(self, name: str, parameters: str = "") -> None:
-        """Load a kernel module after the modules that it needs; their files are put where they belong."""
+        """Load a kernel module with ``parameters``, after the modules that it needs; their files are copied first."""
         self.put_module(name)
         loaded = {line.split()[0] for line in self.get("/proc/modules").decode().splitlines()}
         for module in self.image.modules(name):
@@ -302,7 +322,7 @@ class Guest:
                 self.request("load_module", module.data, parameters if module.name == name else "")
 
     def put_kernel(self) -> str:
-        """Put the kernel's image and configuration into /boot, as a distribution does; return the image's path."""
+        """Copy the kernel's image and configuration to /boot, as in a distribution; return the image's path."""
         release = self.image.release
         for name in (f"vmlinuz-{release}", f"config-{release}"):
             self.put(f"/boot/{name}", self.image.directory / "boot" / name)
@@ -310,26 +330,26 @@ class Guest:
 
     @contextlib.contextmanager
     def suspended(self) -> Iterator[None]:
-        """Let the machine stand still meanwhile, as its host does with one that it suspends."""
+        """Stop the machine's CPUs for the context, as a host does that suspends a guest."""
         self._emulator.command("stop")
         yield
         self._emulator.command("cont")
 
     def interrupt(self) -> None:
-        """Raise a non-maskable interrupt, which nobody expects."""
+        """Inject a non-maskable interrupt, for which no device is the reason."""
         self._emulator.command("inject-nmi")
 
     def press_power_button(self) -> None:
-        """Press the power button: it wakes up a machine that sleeps, if the module ``button`` is loaded."""
+        """Press the power button, which wakes a sleeping machine if the module ``button`` is loaded."""
         self._emulator.command("system_powerdown")
 
     def open_stub(self, path: Path) -> None:
-        """Let QEMU answer the protocol of GDB at a socket; the machine goes on until somebody connects."""
+        """Let QEMU's stub listen at the socket ``path``; the machine runs until a client connects."""
         line = f"gdbserver unix:{path},server=on,wait=off"
         self._emulator.command("human-monitor-command", **{"command-line": line})
 
     def monitor(self, line: str) -> str:
-        """Return what QEMU's monitor answers."""
+        """Execute a command of QEMU's human monitor, and return its output."""
         return str(self._emulator.command("human-monitor-command", **{"command-line": line}))
 
     def check_health(self) -> None:
@@ -338,16 +358,20 @@ class Guest:
             raise GuestError(f"{self} has warned:\n{self.kernel_log[-_SHOWN:]}")
 
     def await_boot(self) -> None:
-        """Wait until the agent is there."""
+        """Wait until the agent of the booting guest has sent its first message."""
         self._answer(0, BOOT_TIMEOUT)
 
     def request(self, operation: str, *arguments: Any) -> Any:
-        """Let the agent do something and return its answer."""
+        """Send a request to the agent, wait for its reply, and return the result; raise ``GuestError`` if it failed."""
         number = self._send(operation, *arguments)
         return self._answer(number)
 
     def wait_until(self, is_true: Callable[[], bool], what: str, timeout: float) -> None:
-        """Take what the agent sends until something is so; ``GuestError`` after some time, or if the guest ends."""
+        """
+        Handle messages of the agent until ``is_true`` returns True.
+
+        Raise ``GuestError`` with ``what`` after ``timeout`` seconds, or if the guest ends.
+        """
         deadline = time.monotonic() + timeout
         while not is_true():
             left = deadline - time.monotonic()
@@ -382,7 +406,11 @@ class Guest:
         return value
 
     def _exchange(self, data: bytes | memoryview, timeout: float) -> int:
-        """Send what can be sent, and take what has come; return how many bytes were sent."""
+        """
+        Wait until the connection is ready, then send a part of ``data``, and handle received messages.
+
+        Return the number of sent bytes. ``timeout`` is in seconds.
+        """
         readable, writable, _ = select.select([self._line], [self._line] if data else [], [], timeout)
         received, sent = b"", 0
         with contextlib.suppress(ConnectionError):

@@ -58,16 +58,16 @@ _UNPACKERS = {
 
 
 class UnavailableError(Exception):
-    """Say why there can be no guest here: the reason of a skip."""
+    """Guests are not possible on this machine; the message is the reason of a skip."""
 
 
 class NotBuiltError(UnavailableError):
-    """Say that a kernel is not there, which takes longer to build than tests may take."""
+    """A kernel is missing that has to be built from source, which takes longer than tests may take."""
 
 
 @dataclass(frozen=True)
 class Module:
-    """A kernel module: its path in the guest, where it is not compressed, and the modules that it needs."""
+    """A kernel module: its path in the guest, uncompressed contents, and the names of the modules that it needs."""
 
     name: str
     path: str
@@ -77,30 +77,30 @@ class Module:
 
 @dataclass(frozen=True)
 class Image:
-    """The unpacked package of a kernel."""
+    """The unpacked package of a kernel of the series ``series``, such as 6.1."""
 
     series: str
     directory: Path
 
     @cached_property
     def release(self) -> str:
-        """Return what ``uname -r`` prints in the guest."""
+        """The kernel release, as ``uname -r`` prints it in the guest."""
         (path,) = self.directory.glob("boot/vmlinuz-*")
         return path.name.removeprefix("vmlinuz-")
 
     @property
     def vmlinuz(self) -> Path:
-        """Return the file that a boot loader starts; it chooses its own address (KASLR)."""
+        """The compressed image, which a boot loader starts; it selects its own address (KASLR)."""
         return self.directory / "boot" / f"vmlinuz-{self.release}"
 
     @property
     def vmlinux(self) -> Path:
-        """Return the uncompressed kernel, which boots faster, always at the address that it was linked for."""
+        """The uncompressed kernel, which boots faster, always at its link address."""
         return self.directory / "vmlinux"
 
     @cached_property
     def options(self) -> frozenset[str]:
-        """Return the options that the kernel, or a module of it, was built with."""
+        """The configuration options with which the kernel was built, as built-in or module."""
         text = (self.directory / "boot" / f"config-{self.release}").read_text()
         return frozenset(re.findall(r"^(CONFIG_\w+)=[ym]$", text, re.MULTILINE))
 
@@ -108,7 +108,7 @@ class Image:
         return _module_name(module) in self._modules
 
     def module(self, name: str) -> Module:
-        """Return a module by its name; KeyError if the package has none."""
+        """Return a module by its name; raise KeyError if the package lacks it."""
         path = self._modules[_module_name(name)]
         data = path.read_bytes()
         if path.suffix == ".xz":
@@ -120,7 +120,7 @@ class Image:
         return Module(_module_name(name), inside, data, needs)
 
     def modules(self, *names: str) -> list[Module]:
-        """Return modules and all that they need, each after those that it needs."""
+        """Return modules and all modules that they need, in an order in which they can be loaded."""
         ordered: dict[str, Module] = {}
 
         def add(name: str) -> None:
@@ -151,13 +151,13 @@ def cache_directory() -> Path:
 
 
 def built_directory() -> Path:
-    """Return where the kernel is that is built for guests, if it is."""
+    """Return the directory of the kernel that is built for guests, which need not exist."""
     return cache_directory() / f"linux-image-{BUILT}"
 
 
 @functools.cache
 def image(series: str) -> Image:
-    """Return the kernel of a series, such as ``6.1``; it is downloaded if none was before."""
+    """Return the kernel of a series, such as ``6.1``; it is downloaded if it is not in the cache."""
     if series == BUILT:
         if not (built_directory() / "vmlinux").exists():
             raise NotBuiltError("none with CONFIG_BPF_KPROBE_OVERRIDE has been built ('make guest-kernel')")
@@ -193,7 +193,7 @@ def _download(series: str) -> Image:
 
 
 def _package(series: str) -> str:
-    """Return the package that a metapackage of the series leads to."""
+    """Return the name of the package on which the metapackage of a series depends."""
     for metapackage in KERNELS[series]:
         listing = subprocess.run(
             ["apt-cache", "depends", metapackage], capture_output=True, text=True, check=False

@@ -56,9 +56,9 @@ _I386_LIBRARIES = "/usr/i686-linux-gnu/lib"
 
 def archive(files: Mapping[str, Path | bytes]) -> bytes:
     """
-    Return an archive of files by their absolute paths in the guest; directories are made as needed.
+    Return a cpio archive of files, keyed by absolute path in the guest; their directories are added.
 
-    Files keep their times, by which Python recognises that what it has compiled is of the same source.
+    Files keep their times, by which Python recognises valid bytecode.
     """
     made: set[str] = set()
     parts: list[bytes] = []
@@ -91,7 +91,11 @@ def archive(files: Mapping[str, Path | bytes]) -> bytes:
 
 
 def make_initramfs(image: Image, programs: Sequence[str], output: BinaryIO) -> None:
-    """Write the root file system of a guest with this kernel and more of this machine's programs, by their names."""
+    """
+    Write the root file system of a guest with the kernel ``image`` to ``output``.
+
+    ``programs`` are names of further programs of this machine to include.
+    """
     files = _base_files() | _programs(programs)
     with _archive_of(files).open("rb") as base:
         shutil.copyfileobj(base, output)
@@ -104,7 +108,7 @@ def make_initramfs(image: Image, programs: Sequence[str], output: BinaryIO) -> N
 
 
 def _archive_of(files: Mapping[str, Path | bytes]) -> Path:
-    """Return an archive that is kept; it is made anew when one of its files has changed."""
+    """Return the cached archive of files; it is created again if one of the files has changed."""
     digest = hashlib.sha256()
     for name, content in files.items():
         state = content if isinstance(content, bytes) else repr(_identity(content)).encode()
@@ -147,7 +151,7 @@ def _base_files() -> dict[str, Path | bytes]:
 
 
 def _programs(names: Sequence[str]) -> dict[str, Path | bytes]:
-    """Return those of this machine's programs that it has, and their libraries."""
+    """Return the files of those programs that this machine has, and of their libraries."""
     found = [path for name in names if (path := shutil.which(name, path=_PATH)) is not None]
     return {path: Path(path) for path in (*found, *libraries_of(map(Path, found)))} if found else {}
 
@@ -167,7 +171,7 @@ def _tree(directory: Path) -> Iterator[Path]:
 
 
 def libraries_of(objects: Iterable[Path]) -> list[str]:
-    """Return the paths of all libraries that programs and libraries need, as ldd says."""
+    """Return the paths of all libraries that programs and libraries need, as ldd(1) prints them."""
     listing = subprocess.run(
         ["ldd", *(str(path) for path in objects)], capture_output=True, text=True, check=False
     ).stdout
@@ -179,7 +183,7 @@ _KINDS = (".py", ".pyc", ".case", ".c", ".rpn", ".dpc", ".h", ".txt", ".fmt", ".
 
 
 def _source_files() -> dict[str, Path | bytes]:
-    """Return the sources and tests of this checkout, at their own paths, so that tracebacks lead to them."""
+    """Return the sources and tests of this checkout at the same paths, to which tracebacks then refer."""
     files: dict[str, Path | bytes] = {}
     for name in ("src", "tests", "examples"):
         for path in sorted((REPOSITORY / name).rglob("*")):

@@ -1,9 +1,9 @@
 """
-On which of its kernels a test runs, where one is enough: half of the tests on each, the same ones on every machine.
+The choice of a kernel for tests that need only one: each kernel gets a part of them, the same on every machine.
 
-A test runs on all of them if kernels differ in what it is about: the marker ``each_kernel`` says so, and so does
-``requires_feature``. A test that names its kernels runs on these. Tests with the marker ``machine`` run on
-the newest kernel: each machine takes as long to boot as some tests take.
+Tests that depend on the kernel run on all of them: those with the marker ``each_kernel`` or ``requires_feature``. A
+test that names its kernels runs on these. Tests with the marker ``machine`` run on the newest kernel, because booting
+another machine takes as long as several tests.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FIXTURE = "kernel"
 
 
 def superfluous(items: Iterable[pytest.Item]) -> list[pytest.Item]:
-    """Return those of the items that do the same as another one, on another kernel."""
+    """Return the tests to deselect: those that run the same test as another item, on another kernel."""
     groups: dict[str, list[pytest.Item]] = {}
     for item in items:
         if (identity := _identity(item)) is not None:
@@ -36,7 +36,7 @@ def superfluous(items: Iterable[pytest.Item]) -> list[pytest.Item]:
 
 
 def _identity(item: pytest.Item) -> str | None:
-    """Return what names a test and its parameters but for the kernel; None if it has to run as it is."""
+    """Return the name of a test with its parameters except the kernel; None if it must not be deselected."""
     if not isinstance(item, pytest.Function) or not hasattr(item, "callspec"):
         return None
     if _FIXTURE not in item.callspec.params or _names_kernels(item):
@@ -49,7 +49,7 @@ def _identity(item: pytest.Item) -> str | None:
 
 
 def machine_of(item: pytest.Item) -> str:
-    """Return the same text for tests that run on the same machine, and nothing for one without a guest."""
+    """Return the kernel and options of a test's machine as text; an empty string for a test without a guest."""
     kernel = (
         item.callspec.params.get(_FIXTURE, "")
         if isinstance(item, pytest.Function) and hasattr(item, "callspec")
@@ -59,7 +59,7 @@ def machine_of(item: pytest.Item) -> str:
 
 
 def _options(item: pytest.Item) -> str:
-    """Return what a test asks of its machine, if anything."""
+    """Return the options in a test's ``machine`` markers as text, or an empty string."""
     options = {name: value for marker in item.iter_markers("machine") for name, value in marker.kwargs.items()}
     return " ".join(f"{name}={options[name]}" for name in sorted(options))
 

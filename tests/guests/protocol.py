@@ -1,10 +1,9 @@
 """
-What is said on the line between a test and the agent in its guest.
+The messages between a test and the agent in its guest.
 
 Both ends run the same Python: a message is a pickled tuple after its size. The test sends ``(number, operation,
-arguments)``. The agent answers with ``(number, event, value)``: one ``RETURNED`` or ``FAILED`` for each request. What a
-process wrote (``STDOUT``, ``STDERR``, ``RESULT``) and its status (``EXITED``) come under the number of the request that
-started it.
+arguments)``. The agent sends ``(number, event, value)``: one ``RETURNED`` or ``FAILED`` for each request. Output of a
+process (``STDOUT``, ``STDERR``, ``RESULT``) and its status (``EXITED``) have the number of the request that started it.
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ class Event(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Command:
-    """A program to be executed."""
+    """A program to execute; ``argv`` are its name and arguments."""
 
     argv: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Call:
-    """A function to be called; its file is imported under the name that its module has in the test."""
+    """A function to call; ``file`` is imported under the name ``module`` that it has in the test."""
 
     file: str
     module: str
@@ -51,7 +50,11 @@ class Call:
 
 @dataclass(frozen=True)
 class Task:
-    """What a new process in the guest does; with arguments for ``python -m dprobes`` it has imported that already."""
+    """
+    The work of a new process in the guest: a command, a call, or arguments of ``python -m dprobes``.
+
+    These are executed in a forked process that has already imported the package.
+    """
 
     what: Command | Call | tuple[str, ...]
     input: bytes | None = b""

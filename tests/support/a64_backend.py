@@ -1,8 +1,8 @@
 """
-Handlers as machine code of AArch64: a back end of the tests, on an emulated processor.
+Machine code of AArch64 as a back end of the tests, executed by an emulated processor.
 
-What they do does not depend on the processor, whose registers are in memory for them: so the programs are those of x86,
-and their context is that of x86.
+Handlers do not depend on the registers of the processor, which they read from memory. So the programs and their context
+are those of x86.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = ["NATIVE", "A64Runner", "A64Stage"]
 
 
 class A64Runner(NativeRunner):
-    """Run handlers as machine code of AArch64."""
+    """A runner of handlers as machine code of AArch64."""
 
     def __enter__(self) -> Self:
         self._handlers: list[tuple[A64Processor, int]] = []
@@ -92,7 +92,11 @@ def _runtime(address: int, facts: ProcessFacts, rings: RingShape, shapes: Shapes
 
 
 def _write_questions(asm: A64Operations) -> dict[Helper, int]:
-    """Write routines for what only the kernel knows, and handlers in other processes do not ask."""
+    """
+    Write AArch64 routines for the helpers that need a system call, and return their addresses.
+
+    Handlers in other processes call neither: the facts of the process have the user id and the name.
+    """
     user = asm.here
     asm.mov_number(Gpr.X8, 174)  # getuid
     asm.system_call()
@@ -109,6 +113,6 @@ def _write_questions(asm: A64Operations) -> dict[Helper, int]:
 
 
 class A64Stage(NativeStage):
-    """Be where machine code of AArch64 is compared with the interpreter."""
+    """The back end "machine code of AArch64" of comparisons with the interpreter."""
 
     runner = A64Runner

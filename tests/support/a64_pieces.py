@@ -24,9 +24,9 @@ _NOP = 0xD503_201F
 
 def pieces(codes: Sequence[Sequence[Insn]], *memory: tuple[int, int]) -> list[Callable[[Sequence[int]], list[int]]]:
     """
-    Return a function for each piece of code: from the values of R0 to R9 before it to those behind it.
+    Return a function for each sequence of instructions, from the initial to the final values of R0 to R9.
 
-    ``memory`` are the starts and sizes of pages of this process that they can use.
+    ``memory`` are start address and size of pages of this process that the code may access.
     """
     processor = A64Processor(memory)
     asm = A64Operations(_CODE)

@@ -1,9 +1,8 @@
 """
 An emulated AArch64 processor (Unicorn) that shares memory with this process, for functions of generated code.
 
-Memory is where it is here, so that what the tool has mapped for handlers can be used by them. A fault of code goes on
-at its fix-up. System calls are carried out by this process, under their numbers of AArch64; there are those that
-handlers make.
+Shared memory has the same addresses in both. A fault of the code continues at its fix-up. This process executes the
+system calls that handlers make, under their numbers of AArch64.
 """
 
 from __future__ import annotations
@@ -49,11 +48,11 @@ _GETPID, _GETTID, _GETUID, _GETGID, _GETCPU, _PRCTL, _CLOCK_GETTIME, _TGKILL = 1
 
 
 class CrashError(Exception):
-    """Code did what it has no fix-up for."""
+    """The code has faulted at an instruction without a fix-up, or has not reached its end."""
 
 
 class A64Processor:
-    """A processor; ``memory`` are the start and the size of what it shares with this process."""
+    """An emulated processor; ``memory`` are start address and size of the ranges that it shares with this process."""
 
     def __init__(self, memory: Sequence[tuple[int, int]]) -> None:
         self._uc = unicorn.Uc(unicorn.UC_ARCH_ARM64, unicorn.UC_MODE_ARM)
@@ -73,42 +72,42 @@ class A64Processor:
         self._uc.hook_add(unicorn.UC_HOOK_INTR, self._at_interrupt)
 
     def share(self, start: int, size: int) -> None:
-        """Let it have memory of this process, where it is."""
+        """Map memory of this process at the same address in the emulated processor."""
         self._uc.mem_map_ptr(start, size, unicorn.UC_PROT_ALL, start)
 
     def map(self, start: int, size: int) -> None:
-        """Let it have memory of its own."""
+        """Map zeroed memory that only the emulated processor has."""
         self._uc.mem_map(start, size)
 
     def unmap(self, start: int, size: int) -> None:
-        """Take memory away."""
+        """Unmap memory of the emulated processor."""
         self._uc.mem_unmap(start, size)
 
     def read(self, address: int, size: int) -> bytes:
-        """Return bytes of its memory."""
+        """Return ``size`` bytes of the emulated processor's memory."""
         return bytes(self._uc.mem_read(address, size))
 
     def write(self, address: int, data: bytes) -> None:
-        """Change bytes of its memory."""
+        """Write ``data`` to the emulated processor's memory."""
         self._uc.mem_write(address, data)
 
     def protect(self, address: int, size: int, protection: int) -> None:
-        """Change what may be done with memory, as ``UC_PROT`` names it."""
+        """Change the protection of memory; ``protection`` is a combination of Unicorn's ``UC_PROT`` constants."""
         self._uc.mem_protect(address, size, protection)
 
     def catch(self, fixups: Sequence[Fixup]) -> None:
-        """Let faults go on there."""
+        """Let faults at the instructions of ``fixups`` continue at the addresses that are paired with them."""
         self._targets |= dict(fixups)
 
     def put(self, address: int, code: bytes) -> None:
-        """Write code into memory of its own, which is mapped for it."""
+        """Map memory that only the emulated processor has, and write code to it."""
         start = address & -PAGE
         self.map(start, (address + len(code) - start + PAGE - 1) & -PAGE)
         self.write(address, code)
 
     @property
     def thread_pointer(self) -> int:
-        """What TPIDR_EL0 holds."""
+        """The value of TPIDR_EL0."""
         value: int = self._uc.reg_read(arm.UC_ARM64_REG_TPIDR_EL0)
         return value
 
@@ -118,7 +117,7 @@ class A64Processor:
 
     @property
     def flags(self) -> int:
-        """What NZCV holds, in bits 31 to 28."""
+        """The flags NZCV, in bits 31 to 28."""
         value: int = self._uc.reg_read(arm.UC_ARM64_REG_NZCV)
         return value & 0xF000_0000
 
@@ -127,21 +126,21 @@ class A64Processor:
         self._uc.reg_write(arm.UC_ARM64_REG_NZCV, value)
 
     def registers(self) -> list[int]:
-        """Return X0 to X30, and the stack pointer."""
+        """Return X0 to X30, and the stack pointer as the last element."""
         return [self._uc.reg_read(register) for register in GENERAL]
 
     def set_registers(self, values: Mapping[int, int]) -> None:
-        """Change registers, by their numbers; 31 is the stack pointer."""
+        """Set registers by number: 0 to 30, and 31 for the stack pointer."""
         for number, value in values.items():
             self._uc.reg_write(GENERAL[number], value)
 
     def call(self, address: int, *arguments: int) -> None:
-        """Call the function at an address, which finds its arguments in X0 and on."""
+        """Call the function at an address, with ``arguments`` in X0 and the following registers, until it returns."""
         self.set_registers(dict(enumerate(arguments)) | {_RETURN: self._end, 31: self._stack + _STACK_SIZE // 2})
         self.run(address, self._end)
 
     def run(self, start: int, end: int) -> None:
-        """Run from an address until one that is outside of the code."""
+        """Execute code from ``start`` to ``end``, outside of the code; raise ``CrashError`` if it ends elsewhere."""
         while True:
             try:
                 self._uc.emu_start(start, end, count=_INSTRUCTIONS_MAX)

@@ -1,4 +1,4 @@
-"""Jobs for engines, and what engines make of them."""
+"""Jobs for engines, and their attachments."""
 
 from __future__ import annotations
 
@@ -19,18 +19,22 @@ if TYPE_CHECKING:
 
 
 def job_of(program: Program, scope: Scope, *, resolved: ResolvedModule | None = None, **more: Any) -> Job:
-    """Return the job of a program, whose module may have been found."""
+    """
+    Return the job of inserting a program; without ``resolved`` its probepoints are found first.
+
+    ``more`` are other fields of the job.
+    """
     architecture = host_architecture() if resolved is None else resolved.architecture
     return Job(ResolvedProgram(program, architecture, resolved, Diagnostics()), scope, **more)
 
 
 def attach(engine: Engine, job: Job) -> Attachment:
-    """Return what an engine makes of a job."""
+    """Plan a job with an engine and attach it; return the attachment."""
     return engine.attach(engine.plan(job))
 
 
 @contextlib.contextmanager
 def attached(engine: Engine, job: Job) -> Iterator[Attachment]:
-    """Give what an engine makes of a job, and close it in the end."""
+    """Attach a job with an engine for the context, and close the attachment at the end."""
     with contextlib.closing(attach(engine, job)) as attachment:
         yield attachment

@@ -1,4 +1,4 @@
-"""Read CTF traces with babeltrace2, which knows nothing of us."""
+"""Reading of CTF traces with babeltrace2, an independent implementation."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ _ESCAPES = {"\n": "\\n", "\t": "\\t", "\r": "\\r", '"': '\\"', "'": "\\'", "\\":
 
 
 def read_trace(directory: Path) -> list[str]:
-    """Return a line for each event, in order of time; nothing else may have been said."""
+    """Return babeltrace2's line for each event of a trace, in order of time; fail if it reports anything."""
     result = _babeltrace("--clock-seconds", "--no-delta", directory)
     assert result.stderr == ""
     return result.stdout.splitlines()
 
 
 def discarded_in(directory: Path) -> int:
-    """Return how many events the trace says were lost."""
+    """Return the number of discarded events in a trace, as babeltrace2 reports it."""
     result = _babeltrace("-c", "sink.text.details", "--params", 'compact=true,color="never"', directory)
     assert "may have discarded" not in result.stdout
     return sum(int(count) for count in re.findall(r"Discarded events \((\d+) events?\)", result.stdout))
 
 
 def event_line(time: int, name: str, *scopes: Mapping[str, str]) -> str:
-    """Return the line of an event with certain fields."""
+    """Return the line that babeltrace2 prints for an event; each of ``scopes`` maps names of fields to their text."""
     shown = ", ".join("{ " + ", ".join(f"{name} = {value}" for name, value in s.items()) + " }" for s in scopes)
     shown = shown.replace("{  }", "{ }")
     return f"[{time // 10**9}.{time % 10**9:09}] {platform.node()} {name}: {shown}"
 
 
 def text_of(value: object, base: int = 10) -> str:
-    """Return a value as babeltrace2 shows it."""
+    """Return a value in the notation of babeltrace2; ``base`` is that of numbers."""
     match value:
         case int():
             return f"0x{value:X}" if base == 16 else f"0{value:o}" if base == 8 else str(value)

@@ -77,12 +77,12 @@ _SECTIONS = (*_TEXTS, *_VALUES, *_BY_WORD)
 
 
 class CaseError(Exception):
-    """Report a malformed case, with file and line."""
+    """A case is malformed; the message has file and line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """Hold some bytes of an expectation: ``kind`` "b" (``data``), or w, h, d, q, o of ``value``."""
+    """Bytes of an expectation: ``data`` if ``kind`` is "b", otherwise a number ``value`` of kind w, h, d, q or o."""
 
     kind: str
     data: bytes = b""
@@ -91,7 +91,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class ContextLine:
-    """Hold a line like ``reg eax = 5``: ``words`` before the "=", the rest as numbers or items."""
+    """A line such as ``reg eax = 5``: the words before "=", and the numbers or items after it."""
 
     words: tuple[str, ...]
     numbers: tuple[int, ...] = ()
@@ -100,7 +100,7 @@ class ContextLine:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Name a processor that a case is to be run for."""
+    """A processor for which a case is compiled and run."""
 
     architecture: str
     word_size: int
@@ -110,10 +110,10 @@ class Target:
 @dataclass(frozen=True)
 class Case:
     """
-    Hold what a case says.
+    A parsed case.
 
-    ``title`` is the fact that it states, ``program`` the whole text, ``targets`` the processors that it holds for. The
-    methods return what a section says for one of them.
+    ``title`` is the fact that it demonstrates, ``program`` the source text, ``targets`` the processors for which it is
+    valid. The methods return a section's contents for one of these.
     """
 
     name: str
@@ -127,7 +127,7 @@ class Case:
 
     @property
     def is_run(self) -> bool:
-        """Return whether the handler runs; else only the diagnostics are compared."""
+        """True if the handler is run; otherwise only diagnostics are compared."""
         expectations = {*_BY_WORD, "end", "major", "minor", "printed"} - {"context"}
         return any(name in expectations for name, _ in self.sections)
 
@@ -137,17 +137,17 @@ class Case:
         return None if found is None else found.text
 
     def items(self, section: str, target: Target) -> tuple[Item, ...] | None:
-        """Return a section as items."""
+        """Return a section as items; None if the case has no such section for ``target``."""
         found = self._find(section, target)
         return None if found is None else _items(found.text, found)
 
     def numbers(self, section: str, target: Target) -> list[int] | None:
-        """Return a section as numbers."""
+        """Return a section as numbers; None if the case has no such section for ``target``."""
         found = self._find(section, target)
         return None if found is None else [_number(word, found) for word in found.text.split()]
 
     def lines(self, section: str, target: Target) -> list[ContextLine] | None:
-        """Return a section as lines of the form ``words = values``."""
+        """Return a section of lines ``words = values``; None if the case has no such section for ``target``."""
         found = self._find(section, target)
         return None if found is None else [_line(line, found) for line in found.text.splitlines() if line.strip()]
 
@@ -162,7 +162,11 @@ class _Section:
 
 
 def encode_items(items: tuple[Item, ...], target: Target, offsets: Mapping[str, int]) -> bytes:
-    """Return the bytes of items for a processor; ``offsets`` are those of the labels and procedures."""
+    """
+    Return the bytes of items in the word size and byte order of ``target``.
+
+    ``offsets`` are the byte offsets of labels and procedures in the encoded program.
+    """
     order: ByteOrder = "big" if target.byte_order == "big" else "little"
     sizes = {"w": target.word_size, "o": target.word_size, "h": 2, "d": 4, "q": 8}
     data = b""

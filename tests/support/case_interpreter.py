@@ -1,4 +1,4 @@
-"""How a case is run: by the interpreter, as a Python function, compiled to eBPF, and from there to machine code."""
+"""Runs of a case: by the interpreter, as a Python function, compiled to eBPF, and as machine code."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ __all__ = [
 
 
 def check_case(case: Case, target: Target) -> None:
-    """Compile and run a case, and compare everything that it speaks of; raise AssertionError where it differs."""
+    """Compile a case, interpret it, and compare all its expectations; raise AssertionError at a difference."""
     program, diagnostics = compile_case(case, target)
     expected = case.text("diagnostics", target)
     if expected is not None:
@@ -69,7 +69,11 @@ def check_case(case: Case, target: Target) -> None:
 
 
 def check_translated_case(case: Case, target: Target) -> None:
-    """Do the same with the translated handler, whose machine is looked at in a second run."""
+    """
+    Compare a case with its handler translated to Python.
+
+    A second run gives the final state of the machine, which is compared as well.
+    """
     program, _ = compile_case(case, target)
     if not case.is_run:
         return
@@ -88,7 +92,11 @@ def check_translated_case(case: Case, target: Target) -> None:
 def check_compiled_case(
     case: Case, target: Target, runner_of: Callable[..., EbpfRunner] = EbpfRunner, forms: Sequence[LoopForm] = ()
 ) -> None:
-    """Do the same with the handler compiled to eBPF, in each form that loops may have on this kernel, or in some."""
+    """
+    Compare a case with its handler compiled to eBPF, in each of ``forms``.
+
+    An empty sequence means all forms of loops that this kernel supports. ``runner_of`` creates the runner.
+    """
     program, _ = compile_case(case, target)
     assert program is not None
     processor = architecture(target.architecture)
@@ -103,28 +111,32 @@ def check_compiled_case(
 
 
 def check_native_case(case: Case, target: Target) -> None:
-    """Do the same with the handler as machine code."""
+    """Compare a case with its handler compiled to machine code of x86-64."""
     from support.native_backend import NativeRunner
 
     check_compiled_case(case, target, NativeRunner, [LoopForm.MAY_GOTO])
 
 
 def check_a64_case(case: Case, target: Target) -> None:
-    """Do the same with machine code of AArch64, which does not care for the processor that a handler is about."""
+    """Compare a case with its handler compiled to machine code of AArch64, whatever processor ``target`` is."""
     from support.a64_backend import A64Runner
 
     check_compiled_case(case, target, A64Runner, [LoopForm.MAY_GOTO])
 
 
 def is_native_case(case: Case, target: Target) -> bool:
-    """Return whether a case can be run as machine code."""
+    """Return whether a case can be compiled to machine code."""
     from support.native_backend import NATIVE
 
     return is_compiled_case(case, target, NATIVE)
 
 
 def is_compiled_case(case: Case, target: Target, offered: Abilities | None = None) -> bool:
-    """Return whether a case can be run as eBPF: it runs at all, and asks for nothing that a uprobe lacks."""
+    """
+    Return whether a case has a handler to run, and can be compiled to eBPF of a uprobe.
+
+    ``offered`` are the abilities to assume, by default those of this kernel.
+    """
     if not case.is_run or target.architecture not in ("i386", "x86_64"):
         return False
     program, _ = compile_case(case, target)
@@ -136,9 +148,9 @@ def is_compiled_case(case: Case, target: Target, offered: Abilities | None = Non
 @functools.cache
 def compile_case(case: Case, target: Target) -> tuple[Program | None, Diagnostics]:
     """
-    Return the checked program of a case, None if it has errors, and what the compiler says about it.
+    Return the checked program of a case and the compiler's diagnostics; None instead of a program with errors.
 
-    It is compiled once for all back ends, which do not change it.
+    The result is cached for all back ends.
     """
     diagnostics = Diagnostics()
     options = CompileOptions(allow_write=case.allow_write)
@@ -156,7 +168,11 @@ def compile_case(case: Case, target: Target) -> tuple[Program | None, Diagnostic
 
 
 class MadeUpPlaces:
-    """The places of a made-up module: ``work`` has a line at each second one, and calls of ``inner`` in two places."""
+    """
+    The source lines and calls of a simulated module.
+
+    ``work`` has a line at each second instruction, and calls of the inlined function ``inner`` in two places.
+    """
 
     def of_lines(self, module: str, path: str, first: int, last: int) -> dict[int, list[str]]:
         """Return an instruction for each even line of the file ``case.c``, two for line 8."""
@@ -170,7 +186,7 @@ class MadeUpPlaces:
         return found
 
     def of_inlined(self, module: str, function: str) -> list[str]:
-        """Return the places of ``inner``."""
+        """Return the places of the inlined calls of ``inner``; raise ``TargetError`` for other functions."""
         if function != "inner":
             raise TargetError(f"no call of '{function}' was inlined in '{module}'")
         return ["work+0x24", "0x1234"]
@@ -188,7 +204,7 @@ def compile_c(case: Case, target: Target, diagnostics: Diagnostics) -> Compilati
 
 
 def _printed(case: Case, target: Target, outcome: Outcome) -> str:
-    """Return the text of the record of a case in DProbes C."""
+    """Return the text of the first record of a case in DProbes C, as its printf formats it."""
     compilation = compile_c(case, target, Diagnostics())
     template = templates_in(compilation.template_file, compilation.major)[outcome.minor]
     record = LogRecord(
@@ -199,7 +215,7 @@ def _printed(case: Case, target: Target, outcome: Outcome) -> str:
 
 
 def context_of(case: Case, target: Target) -> FakeContext:
-    """Return the world that a case describes."""
+    """Return the simulated context that the section ``context`` of a case describes."""
     context = FakeContext(target.architecture)
     for line in case.lines("context", target) or ():
         _apply(context, line, target)

@@ -1,4 +1,4 @@
-"""How many tests were deselected: pytest-xdist does not tell what its workers leave out."""
+"""The number of deselected tests, which pytest-xdist does not transfer from its workers."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _KEY = "deselected"
 
 @dataclass(frozen=True)
 class _Left:
-    """A test that a worker has left out: plugins take it for a report, and look into its ``__dict__``."""
+    """A test that a worker has deselected, in the form of a report: plugins read its ``__dict__``."""
 
     nodeid: str
 
 
 class DeselectionCount:
-    """What hands the names of the deselected tests on from a worker; all workers collect the same ones."""
+    """A plugin that transfers the names of deselected tests from one worker; all workers collect the same ones."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config

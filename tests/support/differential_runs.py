@@ -1,7 +1,7 @@
 """
-Random programs and random bytes, compared hit by hit: compiled to eBPF, and by the interpreter.
+Comparisons of random programs and random bytes between two back ends, hit by hit: compiled, and interpreted.
 
-Functions return whether what was compared is specified, and raise ``AssertionError`` with the seed where it differs.
+Functions return False if the behaviour is not specified, and raise ``AssertionError`` with the seed at a difference.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def is_allowed(row: Row, register: Register | None, stage: Stage = HERE) -> bool
 
 @dataclass(frozen=True)
 class Demand:
-    """Say how a handler is to be compiled."""
+    """The options with which a handler is compiled."""
 
     loops: LoopForm | None = None
     sleepable: bool = True
@@ -70,13 +70,17 @@ class Demand:
     keeps_stack: bool = True
 
     def allows(self, row: Row, register: Register | None, stage: Stage = HERE) -> bool:
-        """Return whether an instruction can be compiled: events leave mappings alone."""
+        """
+        Return whether an instruction can be compiled with these options; ``vfyrw`` cannot in handlers of events.
+
+        ``register`` is its operand, None without one. ``stage`` is the back end.
+        """
         is_event = self.request.placement is Placement.EVENT
         return is_allowed(row, register, stage) and not (is_event and row.syntax == "vfyrw")
 
 
 def random_demand(random: Random) -> Demand:
-    """Return a demand of any kind: in the kernel's loop forms, at every placement, with some or all items."""
+    """Return random options: a loop form of this kernel, a placement, and some or all header items."""
     items = random.choice((Item(0), ~ABOUT_RECORDS, Item(random.randrange(1 << 16))))
     # How trampolines and system calls find the entry of their call is not made up here.
     placement = random.choice((Placement.BREAKPOINT, *(each for each in Placement if not _finds_calls(each))))
@@ -102,7 +106,7 @@ def _finds_calls(placement: Placement) -> bool:
 
 
 def extreme(program: Program, random: Random) -> Program:
-    """Return a program with the limits that are hardest to keep."""
+    """Return the program with random extreme limits: of jumps, log size, heap size and exceptions."""
     definition = replace(
         program.definitions[0],
         exception_mask=random.choice((0, 0xFFFF, 0x1FFF, random.randrange(1 << 16))),
@@ -120,7 +124,7 @@ def extreme(program: Program, random: Random) -> Program:
 
 
 def at_a_return(context: FakeContext, request: Request) -> None:
-    """Put the return address, which is the ip that the handler sees, onto the stack."""
+    """Put the return address onto the stack, if the placement is a return instruction."""
     if request.placement is Placement.RET_SITE:
         word = context.architecture.word_size
         context.map_memory(RETURN_STACK, context.value_of("eip").to_bytes(word, "little"))
@@ -128,7 +132,7 @@ def at_a_return(context: FakeContext, request: Request) -> None:
 
 
 def expected_header(context: FakeContext, outcome: Outcome, request: Request) -> LogRecord:
-    """Return the record that an outcome is to give."""
+    """Return the record that a hit with ``outcome`` has to log."""
     values: dict[str, Any] = {**context.ids, "major": outcome.major, "minor": outcome.minor}
     values |= {"cs": context.value_of("cs") & 0xFFFF, "ss": context.value_of("ss") & 0xFFFF}
     values |= {"ip": context.value_of("eip"), "sp": context.value_of("esp")}
@@ -144,18 +148,18 @@ def expected_header(context: FakeContext, outcome: Outcome, request: Request) ->
 
 
 class MappedHereError(Exception):
-    """Report that memory which a made-up world lacks happens to be mapped in this process, where handlers use it."""
+    """Memory that is missing in the simulated context is mapped in this process, where handlers would find it."""
 
 
 class NotedPages(dict[int, bytearray]):
-    """Hold the memory of a made-up world, and note which pages were wanted in vain."""
+    """The pages of a simulated memory; ``missing`` are the numbers of pages that were accessed but do not exist."""
 
     def __init__(self, pages: dict[int, bytearray]) -> None:
         super().__init__(pages)
         self.missing: set[int] = set()
 
     def again(self, pages: dict[int, bytearray]) -> NotedPages:
-        """Return another world's memory, of which the same notes are taken."""
+        """Return another memory with contents ``pages`` that shares ``missing`` with this one."""
         noted = NotedPages(pages)
         noted.missing = self.missing
         return noted
@@ -168,7 +172,7 @@ class NotedPages(dict[int, bytearray]):
 
 
 def mapped_pages(process: str) -> list[range]:
-    """Return the pages that a process has, as an interpreter that is linked to a fixed address has low ones."""
+    """Return the page ranges that a process has mapped; ``process`` is its name in /proc."""
     lines = Path("/proc", process, "maps").read_text().splitlines()
     spans = (line.split(" ", 1)[0].split("-") for line in lines)
     return [range(int(start, 16) // PAGE, int(end, 16) // PAGE) for start, end in spans]
@@ -237,7 +241,11 @@ def _seen(outcome: Outcome) -> Outcome:
 def program_agrees(
     seed: int, name: str, kind: str, demand: Demand, stage: Stage = HERE, *, is_extreme: bool = False
 ) -> bool:
-    """Compare two hits of a random program."""
+    """
+    Compare two hits of a random program between a back end and the interpreter; return False if unspecified.
+
+    ``kind`` names the method of ``RandomPrograms``; ``is_extreme`` sets extreme limits.
+    """
     target = architecture(name)
     programs = RandomPrograms(Random(seed), target, partial(demand.allows, stage=stage))
     program = programs.wild() if kind == "wild" else programs.defined()
@@ -265,7 +273,7 @@ def program_agrees(
 
 
 def bytes_agree(seed: int, name: str, stage: Stage = HERE) -> bool:
-    """Compare hits of random bytes; return False also for those that no eBPF can do."""
+    """Compare hits of random bytes as a program; return False if unspecified, or not possible in eBPF."""
     random, target = Random(seed), architecture(name)
     opcodes = [row for row in ROWS if row.operand_kind is OperandKind.REGISTER or is_allowed(row, None, stage)]
     data = random.randbytes(random.randrange(30))

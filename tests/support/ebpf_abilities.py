@@ -1,4 +1,4 @@
-"""What handlers of tests may use: what this kernel offers, and which programs need no more."""
+"""The abilities of eBPF handlers in tests: those of this kernel, and the programs that need no others."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _paging_layout() -> PagingLayout | None:
 
 @functools.cache
 def loop_forms() -> tuple[LoopForm, ...]:
-    """Return the forms that loops may have on this kernel, the best first."""
+    """Return the forms of loops that this kernel's verifier accepts, the most efficient first."""
     features = Features()
     needed = {
         LoopForm.MAY_GOTO: Feature.MAY_GOTO,
@@ -59,7 +59,7 @@ def loop_forms() -> tuple[LoopForm, ...]:
 
 
 def abilities(loops: LoopForm | None = None, *, sleepable: bool = True) -> Abilities:
-    """Return what handlers are compiled with: nothing that writes, as lockdown may forbid it."""
+    """Return the abilities for the compilation of handlers; none writes memory, which lockdown may forbid."""
     loops = loops or loop_forms()[0]
     iterator = _iterator_functions() if loops is LoopForm.ITERATOR else (0, 0, 0)
     return Abilities(
@@ -77,7 +77,11 @@ def abilities(loops: LoopForm | None = None, *, sleepable: bool = True) -> Abili
 def is_applicable(
     program: Program, target: Architecture, context: FakeContext, offered: Abilities | None = None
 ) -> bool:
-    """Return whether a program needs nothing that eBPF lacks by its nature, or where this is offered."""
+    """
+    Return whether eBPF can execute a program in a context.
+
+    ``offered`` are the abilities to assume, by default those of this kernel.
+    """
     offered = offered or abilities()
     if target.name not in ("i386", "x86_64") or context._registers[True]:
         return False

@@ -76,11 +76,11 @@ COUNTERS_KEPT = tuple(range(4))
 
 
 class RejectedError(AssertionError):
-    """Report that the verifier does not take a program."""
+    """The verifier rejects a program; the message has its log."""
 
 
 def store_of(contents: TableContents) -> TableStore:
-    """Return a table with these rows."""
+    """Return a keyed table with these rows."""
     memory = memoryview(bytearray(8 * cells_of(contents.table))).cast("Q")
     memory[0], memory[1] = contents.lost, len(contents.rows)
     position = 2
@@ -93,7 +93,11 @@ def store_of(contents: TableContents) -> TableStore:
 
 
 def _looked_at(image: CodeImage) -> set[int | str]:
-    """Return the tables whose values code looks at: those are the same for all CPUs, which it could not tell apart."""
+    """
+    Return the tables whose values the program reads.
+
+    Such tables have common values for all CPUs: the program could not distinguish the values of each CPU.
+    """
     return {
         each.operand
         for each in decode_all(image.data, image.word_size, image.byte_order)
@@ -102,7 +106,7 @@ def _looked_at(image: CodeImage) -> set[int | str]:
 
 
 class FinalState(NamedTuple):
-    """Show the cells of the stack after a run, as a ``Machine`` does, and what was put into the ring."""
+    """The state after a run: cells of the RPN stack, TSP, entries of the ring buffer, and the record."""
 
     cells: tuple[int, ...]
     tsp: int
@@ -116,11 +120,11 @@ class FinalState(NamedTuple):
 
 class EbpfRunner:
     """
-    Run the handlers of one program; use it as a context manager.
+    A runner of the handlers of one program in eBPF; a context manager.
 
-    ``request`` says what else is asked for: limits, items, placement. With ``request.probe`` None the handler finds
-    its probepoint in the probe table; ``request.moved`` and ``link`` are then put there. ``host`` takes the place of
-    the one that makes identities up.
+    ``request`` has further options: limits, items, placement. If its ``probe`` is None, the handler finds its
+    probepoint in the probe table, with ``request.moved`` and ``link``. ``host`` replaces the host with simulated
+    identities.
     """
 
     def __init__(
@@ -239,7 +243,11 @@ class EbpfRunner:
         return lower(self._image, self._architecture, start, point, self._request, host)
 
     def run(self, start: int, point: Point) -> tuple[Outcome, FinalState]:
-        """Run the handler at ``start`` and put variables into the context; raise ``RejectedError`` if it is refused."""
+        """
+        Reset the counts of the probepoint, run the handler at ``start``, and copy variables into the context.
+
+        Return the outcome and the final state; raise ``RejectedError`` if the verifier rejects the program.
+        """
         table = self._table()
         for n in range(len(table)):
             table[n] = 0
@@ -248,7 +256,7 @@ class EbpfRunner:
         return found
 
     def hit(self, start: int, point: Point) -> tuple[Outcome, FinalState] | None:
-        """Do the same with the counts that earlier hits left; return None if the handler has not run."""
+        """Do the same as ``run`` without resetting counts; return None if these prevented the handler from running."""
         words = self._hit(start, point)
         claims = self._maps[MapName.CLAIMS]
         assert claims.words[0] == 0, "the state was not given back"
@@ -258,7 +266,11 @@ class EbpfRunner:
         return found
 
     def miss(self, start: int, point: Point) -> list[tuple[Entry, int, bytes]]:
-        """Hit while no state is free; return what comes into the ring."""
+        """
+        Run the program while all states are in use; return kind, thread id and body of its ring buffer entries.
+
+        They report a missed hit.
+        """
         claims = self._maps[MapName.CLAIMS]
         claims.words[0] = 1
         words = self._hit(start, point)
@@ -268,7 +280,7 @@ class EbpfRunner:
         return self._entries()
 
     def _hit(self, start: int, point: Point) -> memoryview:
-        """Run the program once; return the state."""
+        """Execute the program once, loading it at its first hit; return the words of the state."""
         if (start, point) not in self._programs:
             lowered = self.compile(start, point)
             scratch = self.array(lowered.state.size)
@@ -285,7 +297,7 @@ class EbpfRunner:
         return words
 
     def _execute(self, program: int) -> None:
-        """Let a loaded program run on the context."""
+        """Execute a loaded program with the registers and the memory of the context; ``program`` is its descriptor."""
         with memory_of(self._context):
             ProgramRunner(program, bytearray(self._registers())).run()
 
@@ -310,17 +322,17 @@ class EbpfRunner:
         return words
 
     def count(self, field: ProbeField) -> int:
-        """Return a field of the probepoint in the probe table."""
+        """Return the 64-bit field of the probepoint in the map of probes."""
         value: int = self._table()[(PROBE_ENTRY_SIZE * _PROBE + field) // 8]
         return value
 
     def load(self, field: ProbeLoad) -> int:
-        """Return a 64-bit field of what is known of the probepoint's hits."""
+        """Return the 64-bit field of the probepoint in the map of measured loads."""
         value: int = self._load_words()[(PROBE_LOAD_SIZE * _PROBE + field) // 8]
         return value
 
     def set_thinning(self, thinning: int, cost: int = 0) -> None:
-        """Let one hit of so many run the handler, and each cost so many nanoseconds besides."""
+        """Let only one of ``thinning`` hits run the handler; ``cost`` is added to that of each hit, in nanoseconds."""
         self._load_words()[(PROBE_LOAD_SIZE * _PROBE + ProbeLoad.THINNING) // 8] = thinning | cost << 32
 
     def _load_words(self) -> memoryview:
@@ -329,12 +341,12 @@ class EbpfRunner:
         return words
 
     def cpu_loads(self, field: CpuLoad) -> list[int]:
-        """Return a field of what hits take of each CPU."""
+        """Return a field of each CPU in the map of measured loads."""
         loads = self._maps[MapName.CPU_LOAD]
         return list(loads.words[field // 8 :: CPU_LOAD_SIZE // 8])
 
     def brake(self, until: int) -> None:
-        """Let no handler run on any CPU until the clock shows so many nanoseconds."""
+        """Prevent handlers on all CPUs until the monotonic time ``until`` in nanoseconds."""
         loads = self._maps[MapName.CPU_LOAD]
         for cpu in range(8):
             loads.words[(cpu * CPU_LOAD_SIZE + CpuLoad.BRAKED) // 8] = until
@@ -388,7 +400,7 @@ class EbpfRunner:
             values[:] = struct.unpack(self._thread_values, threads[key])[: len(values)]
 
     def _kept_registers(self) -> list[CpuRegister]:
-        """Return what is kept of the entry: all that can be."""
+        """Return all registers that can be stored at the entry of a call."""
         return [register for register in self._architecture.registers if register.is_kept_at_entry]
 
     @property
@@ -397,7 +409,7 @@ class EbpfRunner:
         return self._request.entry
 
     def _write_entry(self) -> None:
-        """Let the call that returns have been entered as the context says."""
+        """Store the entry of the returning call in the map of entries, with the values of the context, or remove it."""
         entries, spaces = self._maps[MapName.ENTRIES], self._maps[MapName.SPACES]
         request, context, word = self._request, self._context, self._architecture.word_size
         process, space = context.ids["pid"] & 0xFFFF_FFFF, 77
@@ -425,7 +437,11 @@ class EbpfRunner:
         return struct.pack("=Q", ids["tid"] & 0xFFFF_FFFF or (ids["cpu"] + 1 << 32) & 0xFFFF_FFFF_FFFF_FFFF)
 
     def _change_table(self, body: bytes, *, is_removal: bool) -> None:
-        """Do what the reader of the ring does; the stack in the key is made up already."""
+        """
+        Apply a TALLY or UNTALLY entry of the ring buffer to its keyed table, as the reader of the ring does.
+
+        Stacks in keys are already complete.
+        """
         assert self._tables is not None
         number, _, value = TALLY.unpack_from(body)
         table = self._image.tables[number]
@@ -439,7 +455,7 @@ class EbpfRunner:
             store.tally(key, value)
 
     def _entries(self) -> list[tuple[Entry, int, bytes]]:
-        """Take everything out of the ring: kind, thread id and body."""
+        """Consume all entries of the ring buffer; return kind, thread id and body of each."""
         ring = self._maps[MapName.RING]
         entries = []
         for entry in ring.drain():
@@ -501,22 +517,22 @@ _LEFT_BEHIND = b"\xa5"
 
 
 class Stage:
-    """Be where programs are compared with the interpreter: in this process, where everything can be made up."""
+    """A back end of comparisons with the interpreter: eBPF, in a context that is completely simulated."""
 
     process = "self"
     """The process that has the memory, as /proc calls it."""
     runner: Callable[..., EbpfRunner] = EbpfRunner
 
     def offered(self) -> Abilities:
-        """Return what handlers may use."""
+        """Return the abilities with which handlers are compiled."""
         return abilities()
 
     def arrange(self, context: FakeContext, request: Request) -> None:
-        """Put into a made-up world what cannot be made up."""
+        """Copy into a simulated context the values that cannot be simulated here; there are none."""
 
 
 def _with_short_name(data: bytes) -> bytes:
-    """Return a record whose process name, ``NAME_SIZE`` bytes in the ring, ends with its first zero."""
+    """Return a record whose process name, ``NAME_SIZE`` bytes in the ring buffer, ends at its first zero byte."""
     flags = Item(int.from_bytes(data[:4], "little"))
     if Item.PROCESS_NAME not in flags:
         return data
@@ -530,7 +546,7 @@ def _with_short_name(data: bytes) -> bytes:
 
 
 def obstacle() -> str | None:
-    """Return why nothing can be run here, as the reason of a skip; None if it can."""
+    """Return the reason why this user cannot run BPF programs, for a skip; None if it is possible."""
     try:
         with EbpfRunner(CodeImage(b"\x0d", 8, "little", (0,), {}, (), {}), architecture("x86_64"), FakeContext()) as it:
             it.run(0, Point())

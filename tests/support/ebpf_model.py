@@ -1,4 +1,4 @@
-"""What eBPF instructions mean (RFC 9669), in Python, and all of them with all registers: for translations of them."""
+"""The semantics of eBPF instructions (RFC 9669) in Python, and comparisons of a translation of all forms with it."""
 
 from __future__ import annotations
 
@@ -19,12 +19,16 @@ REGISTERS = range(10)
 
 
 class MakePieces(Protocol):
-    """Make functions of pieces of code, which can use the ``memory``: pairs of a start and a size, whole pages."""
+    """A function that translates sequences of eBPF instructions to functions."""
 
     def __call__(
         self, codes: Sequence[Sequence[Insn]], *memory: tuple[int, int]
     ) -> list[Callable[[Sequence[int]], list[int]]]:
-        """Return a function for each: from the values of R0 to R9 before it to those behind it."""
+        """
+        Return a function for each sequence, from the initial to the final values of R0 to R9.
+
+        ``memory`` are start address and size of pages that the code may access.
+        """
         ...
 
 
@@ -38,7 +42,7 @@ def signed(value: int, bits: int) -> int:
 
 
 def calculated(operation: Alu, first: int, second: int, bits: int) -> int:
-    """Return what an operation makes of two numbers."""
+    """Return the result of an arithmetic operation on numbers of ``bits`` bits."""
     mask = (1 << bits) - 1
     first, second = first & mask, second & mask
     count = second & bits - 1
@@ -79,7 +83,7 @@ def random_value(random: Random) -> int:
 
 
 def operations(*, wide: bool) -> Iterator[Insn]:
-    """Iterate over all operations with all pairs of registers, and with numbers."""
+    """Iterate over all arithmetic instructions, of 64 bits if ``wide``, with all registers and immediates."""
     kind = Class.ALU64 if wide else Class.ALU
     for operation in Alu:
         for dst in REGISTERS:
@@ -92,7 +96,7 @@ def operations(*, wide: bool) -> Iterator[Insn]:
 
 
 def holds(condition: Jump, first: int, second: int, bits: int) -> bool:
-    """Return whether two numbers compare so."""
+    """Return whether a jump with this condition is taken for two numbers of ``bits`` bits."""
     mask = (1 << bits) - 1
     first, second = first & mask, second & mask
     if condition.name.startswith("JS") and condition is not Jump.JSET:
@@ -119,7 +123,7 @@ OPERATIONS = (*PLAIN, *(operation | Atomic.FETCH for operation in PLAIN), Atomic
 
 
 def changed(operation: int, old: int, operand: int, result: int, bits: int) -> int:
-    """Return what memory holds afterwards; ``result`` is R0."""
+    """Return the new value of memory after an atomic operation on ``old``; ``result`` is R0."""
     mask = (1 << bits) - 1
     match operation & ~Atomic.FETCH if operation not in (Atomic.XCHG, Atomic.CMPXCHG) else operation:
         case Atomic.ADD:
@@ -138,7 +142,7 @@ def changed(operation: int, old: int, operand: int, result: int, bits: int) -> i
 
 
 def check_calculations(make: MakePieces, *, wide: bool) -> None:
-    """Compare all calculations with the model."""
+    """Compare all arithmetic instructions of 64 (``wide``) or 32 bits, translated by ``make``, with the model."""
     random = Random(1)
     insns = list(operations(wide=wide))
     for insn, run in zip(insns, make([[insn] for insn in insns]), strict=True):
@@ -152,7 +156,11 @@ def check_calculations(make: MakePieces, *, wide: bool) -> None:
 
 
 def check_comparisons(make: MakePieces, *, wide: bool) -> None:
-    """Compare all comparisons with the model: a jump that is taken leaves R9 as it was."""
+    """
+    Compare all conditional jumps of 64 (``wide``) or 32 bits, translated by ``make``, with the model.
+
+    A jump that is taken leaves R9 unchanged.
+    """
     random = Random(2)
     kind = Class.JMP if wide else Class.JMP32
     conditions = [each for each in Jump if each not in (Jump.JA, Jump.CALL, Jump.EXIT, Jump.MAY_GOTO)]
@@ -172,7 +180,7 @@ def check_comparisons(make: MakePieces, *, wide: bool) -> None:
 
 
 def check_atomics(make: MakePieces, size: Size) -> None:
-    """Compare all atomic operations with the model."""
+    """Compare all atomic operations on ``size``, translated by ``make``, with the model."""
     random = Random(3)
     bits = 8 * size.bytes
     insns = [

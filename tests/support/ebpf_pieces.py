@@ -24,7 +24,7 @@ _BLOCK = Gpr.R12
 
 
 def pieces(codes: Sequence[Sequence[Insn]], *_memory: tuple[int, int]) -> list[Callable[[Sequence[int]], list[int]]]:
-    """Return a function for each piece of code, as ``MakePieces`` says; all memory is there."""
+    """Return a function for each sequence of instructions (``MakePieces``), which may access all memory."""
     room = 1 << 20
     address = reserve(room)
     asm = X86Operations(address)

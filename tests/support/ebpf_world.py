@@ -1,7 +1,7 @@
 """
-The world that a test makes up for a handler compiled to eBPF: its memory, and the answers of its host.
+The simulated context of a handler compiled to eBPF: its memory, and the replies of its host.
 
-What no test can make up in this process (identities, the clock, call stacks) comes from ``MadeUpHost``.
+``MadeUpHost`` provides the values that cannot be simulated in this process: identities, the clock, call stacks.
 """
 
 from __future__ import annotations
@@ -26,11 +26,15 @@ __all__ = ["NotMappableError", "host_of", "libc", "memory_of", "write_counter", 
 
 
 class NotMappableError(Exception):
-    """Report memory of a made-up world that this process cannot have."""
+    """Memory of a simulated context cannot be mapped in this process."""
 
 
 def write_words(asm: Assembler, words: Sequence[int], word_size: int) -> None:
-    """Write up to R2 bytes of words to R1, as ``Host.kernel_stack`` does; R0 is their number. Takes R3."""
+    """
+    Write code that stores ``words`` at R1, at most R2 bytes, as ``Host.kernel_stack`` does.
+
+    R0 is the number of stored bytes; R3 is overwritten.
+    """
     done = asm.label()
     asm.mov(Register.R0, 0)
     for n, word in enumerate(words):
@@ -43,7 +47,7 @@ def write_words(asm: Assembler, words: Sequence[int], word_size: int) -> None:
 
 
 def write_name(asm: Assembler, context: FakeContext) -> None:
-    """Write the made-up name of the process to R1, as ``Host.process_name`` does. Takes R2."""
+    """Write code that stores the simulated process name at R1, as ``Host.process_name`` does; R2 is overwritten."""
     name = context.process_name().ljust(NAME_SIZE, b"\0")
     for start in range(0, NAME_SIZE, 8):
         asm.mov(Register.R2, int.from_bytes(name[start : start + 8], "little"))
@@ -60,7 +64,11 @@ def write_counter(asm: Assembler, context: FakeContext, number: int, unread: Lab
 
 
 def host_of(context: FakeContext, cookie: int, function: int) -> type[Host]:
-    """Return a host that answers with the identities of a made-up world; ``function`` is the one that returns."""
+    """
+    Return a host with the identities of a simulated context.
+
+    ``cookie`` identifies the probepoint; ``function`` is the address of the returning function.
+    """
 
     class MadeUpHost(Host):
         def _answer(self, name: str) -> None:
@@ -128,7 +136,7 @@ def host_of(context: FakeContext, cookie: int, function: int) -> type[Host]:
 
 @functools.cache
 def libc() -> ctypes.CDLL:
-    """Return the C library, whose calls map memory at given addresses."""
+    """Return the C library, with the types of mmap(2) and munmap(2) at given addresses."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
@@ -138,7 +146,7 @@ def libc() -> ctypes.CDLL:
 
 
 class memory_of:  # noqa: N801 - used like a function
-    """Have the memory of a made-up world in this process for a while."""
+    """A context manager that maps the memory of a simulated context in this process."""
 
     def __init__(self, context: FakeContext) -> None:
         self._context = context

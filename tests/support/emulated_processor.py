@@ -35,7 +35,11 @@ _STEPS_MAX = 200
 
 
 class Outcome(NamedTuple):
-    """What a run came to; ``fault`` is Unicorn's number of it, 0 if control left the range."""
+    """
+    The result of a run; ``fault`` is Unicorn's error number, 0 if control left the range.
+
+    ``written`` are the bytes that were written, by address.
+    """
 
     pc: int
     fault: int
@@ -49,7 +53,11 @@ class Outcome(NamedTuple):
 
 
 def random_registers(random: Random) -> tuple[int, ...]:
-    """Return general registers and flags: mostly addresses that can be used, so that few runs end in a fault."""
+    """
+    Return random general registers and flags.
+
+    Most are valid addresses, so that few runs end in a fault.
+    """
     values = []
     for name in _NAMES:
         kind = random.random()
@@ -66,9 +74,10 @@ def random_registers(random: Random) -> tuple[int, ...]:
 
 class EmulatedProcessor:
     """
-    A processor, with the module ``elf`` loaded, a stack, and an arena that is full of noise.
+    A processor with a stack, the module ``elf``, and a memory area with random contents.
 
-    ``copies`` is where copies may be put, within reach of the module, which is ``bias`` bytes above its link addresses.
+    ``copies`` is the address for copies of code, in the range of a jump from the module. ``bias`` is the difference
+    between addresses of the loaded module and of the file.
     """
 
     def __init__(self, elf: ElfFile, bias: int, random: Random) -> None:
@@ -96,12 +105,16 @@ class EmulatedProcessor:
         self._uc.hook_add(unicorn.UC_HOOK_MEM_WRITE, self._before_write)
 
     def put(self, address: int, code: bytes) -> None:
-        """Write code, which stays."""
+        """Write code that remains in memory in all further runs."""
         self._uc.mem_write(address, code)
         self._uc.ctl_remove_cache(address, address + len(code))
 
     def run(self, start: int, end: int, registers: tuple[int, ...], *, repeats: bool = False) -> Outcome:
-        """Run from ``start`` until control leaves the range or comes to its start again, unless that ``repeats``."""
+        """
+        Run from ``start`` until control leaves the range up to ``end``, exclusive; return the outcome and undo it.
+
+        Without ``repeats``, returning to ``start`` ends the run as well.
+        """
         uc = self._uc
         uc.context_restore(self._clean)
         for register, value in zip(_STATE, registers, strict=True):

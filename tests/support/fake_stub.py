@@ -1,4 +1,4 @@
-"""A stub of GDB's protocol that a test scripts, at the other end of a socket: for what real stubs seldom do."""
+"""A scripted stub of GDB's remote serial protocol on a socket, for cases that real stubs rarely produce."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _TIMEOUT = 20.0
 
 
 class FakeStub:
-    """
-    Answer packets in a thread, while the context manager is entered.
+    r"""
+    A thread that answers packets while the context manager is entered.
 
-    ``answer`` returns the payload of the answer, None for none, or bytes with a ``$`` in front that are sent as they
-    are. ``asked`` are the payloads that came, and ``b"\\x03"`` for interrupts.
+    ``answer`` returns the payload of the reply, None for no reply, or bytes with a leading ``$`` that are sent
+    unchanged. ``asked`` are the received payloads, with ``b"\x03"`` for interrupts.
     """
 
     def __init__(self, answer: Callable[[bytes], bytes | None], *, acknowledges: bool = True) -> None:
@@ -45,7 +45,7 @@ class FakeStub:
         self._connection.close()
 
     def send(self, data: bytes) -> None:
-        """Send something that nobody asked for."""
+        """Send bytes that are no reply to a packet."""
         self._connection.sendall(data)
 
     def _serve(self) -> None:

@@ -1,4 +1,4 @@
-"""Files as somebody makes them who wants to keep those busy that read them."""
+"""Malicious ELF files, which would make their readers use much time or memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SYMBOL = struct.Struct("<IBBHQQ")
 
 
 def claim(source: Path, target: Path, kind: int, size: int) -> None:
-    """Write a copy of a file whose first section of a type claims ``size`` bytes, all of them in a hole."""
+    """Write a copy of an ELF file whose first section of type ``kind`` is a hole of ``size`` bytes."""
     data = bytearray(source.read_bytes())
     place, start = section(data, kind), _page_behind(data)
     struct.pack_into("<QQ", data, place + 24, start, size)
@@ -25,7 +25,7 @@ def claim(source: Path, target: Path, kind: int, size: int) -> None:
 
 
 def add_symbols(source: Path, target: Path, count: int) -> None:
-    """Write a copy of a file that has so many functions, all at the same place."""
+    """Write a copy of an ELF file whose symbol table has ``count`` functions at the same address."""
     data = bytearray(source.read_bytes())
     place, start = section(data, SYMTAB), _page_behind(data)
     struct.pack_into("<QQ", data, place + 24, start, _SYMBOL.size * count)
@@ -34,7 +34,7 @@ def add_symbols(source: Path, target: Path, count: int) -> None:
 
 
 def section(data: bytes | bytearray, kind: int) -> int:
-    """Return the place of the header of the first section of a type."""
+    """Return the offset of the section header of the first section of type ``kind``."""
     (first,), (count,) = struct.unpack_from("<Q", data, 40), struct.unpack_from("<H", data, 60)
     places = [int(first) + _SECTION_SIZE * number for number in range(count)]
     return next(place for place in places if struct.unpack_from("<I", data, place + 4)[0] == kind)

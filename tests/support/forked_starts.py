@@ -58,7 +58,7 @@ _REFUSED = {
 
 
 def _read(descriptor: int, size: int) -> bytes:
-    """Return this many bytes, or less at the end of the file."""
+    """Read ``size`` bytes from a descriptor; return fewer at the end of the file."""
     data = b""
     while len(data) < size and (part := os.read(descriptor, size - len(data))):
         data += part
@@ -66,14 +66,18 @@ def _read(descriptor: int, size: int) -> bytes:
 
 
 def _inherited() -> tuple[object, ...]:
-    """Return what a new process inherits beside its environment, directory and descriptors."""
+    """Return the attributes that a new process inherits besides its environment, directory and descriptors."""
     ignored = frozenset(number for number in signal.valid_signals() if signal.getsignal(number) is signal.SIG_IGN)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     return ignored, frozenset(mask), frozenset(os.sched_getaffinity(0)), os.getresuid(), os.getgroups(), os.getpgid(0)
 
 
 class Server:
-    """A running server; it ends with the process that has started it, but is no child of that: tests count these."""
+    """
+    A running fork server; it ends with the process that has started it.
+
+    It is not a child of that process, because tests count children.
+    """
 
     def __init__(self) -> None:
         self._line, theirs = socket.socketpair()
@@ -85,13 +89,13 @@ class Server:
             subprocess.run(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, check=True)
 
     def close(self) -> None:
-        """Wait for the server's end."""
+        """Close the connection, and wait until the server has exited."""
         with self._line:
             self._line.shutdown(socket.SHUT_WR)
             self._line.recv(1)
 
     def can_start(self, args: object, environment: Mapping[str, str] | None, directory: str | None) -> bool:
-        """Return whether a process that the server forks has all that an interpreter which is executed would have."""
+        """Return whether a process that the server forks is equivalent to a new interpreter with these arguments."""
         if not isinstance(args, (list, tuple)) or tuple(args[: len(_PREFIX)]) != _PREFIX:
             return False
         if not all(isinstance(word, str) or hasattr(word, "__fspath__") for word in args):
@@ -113,7 +117,11 @@ class Server:
         *,
         has_session: bool,
     ) -> tuple[int, int]:
-        """Return the new process's ID, and a descriptor from which its wait status can be read."""
+        """
+        Fork a process that executes ``words``; return its process id and a descriptor with its wait status at its end.
+
+        ``descriptors`` become its standard files; ``has_session`` makes it the leader of a new session.
+        """
         ours, theirs = os.pipe2(os.O_CLOEXEC)
         environment = dict(os.environ if environment is None else environment)
         body = pickle.dumps((list(words), environment, directory or str(Path.cwd()), has_session))
@@ -135,7 +143,7 @@ class Server:
 
 
 class ForkedPopen(subprocess.Popen[Any]):
-    """``subprocess.Popen`` with a server for what that can start; without ``server``, exactly the same."""
+    """``subprocess.Popen`` that uses a fork server where that is equivalent; without ``server``, it is unchanged."""
 
     server: Server | None = None
     _status_end: int | None = None
@@ -166,7 +174,7 @@ class ForkedPopen(subprocess.Popen[Any]):
             self._close_pipe_fds(*(values[name] for name in _PIPES))  # type: ignore[attr-defined]
 
     def _wait_for(self, pid: int, flags: int) -> tuple[int, int]:
-        """Wait as ``os.waitpid`` does."""
+        """Return the process id and the status as ``os.waitpid`` does, for a process of the server or a child."""
         if self._status_end is None:
             return os.waitpid(pid, flags)
         os.set_blocking(self._status_end, not flags & os.WNOHANG)
@@ -196,7 +204,7 @@ _PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
 
 
 class _Forks:
-    """The server's side: what it has forked, and where it reports the ends."""
+    """The processes that the server has forked, and the descriptors to which it writes their status."""
 
     def __init__(self, line: socket.socket) -> None:
         self._line = line
@@ -205,7 +213,11 @@ class _Forks:
         self._woken, self._wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def serve(self) -> list[str] | None:
-        """Return the words of the command line in each new process, and None when the line ends."""
+        """
+        Fork a process for each request; return its command line in that process.
+
+        Return None in the server at the end of the connection.
+        """
         import select
 
         signal.set_wakeup_fd(self._wakes, warn_on_full_buffer=False)
@@ -241,7 +253,11 @@ class _Forks:
                 self._status_ends[pid] = status_end
 
     def _report(self) -> list[int]:
-        """Report the processes that have ended, and return where; they remain zombies, as any child, until read."""
+        """
+        Write the status of each process that has ended, and return the descriptors.
+
+        The processes remain zombies until the status is read, as a child would until it is waited for.
+        """
         reported = []
         for pid in [*self._status_ends]:
             found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -262,7 +278,7 @@ class _Forks:
     def _become(
         self, files: Sequence[int], environment: Mapping[str, str], directory: str, *, has_session: bool
     ) -> None:
-        """Make this process as if the interpreter had just been executed."""
+        """Set up a forked process as a newly executed interpreter: files, environment, directory and session."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for number, file in enumerate(files):
@@ -286,7 +302,7 @@ class _Forks:
 
 
 def _import_package() -> None:
-    """Import what a run may need."""
+    """Import all modules of the package that a run may need, before forking."""
     import dprobes
 
     for module in pkgutil.walk_packages(dprobes.__path__, "dprobes."):

@@ -1,8 +1,8 @@
 """
-Read the tables of instruction forms (``tests/forms``) and turn them into one assembly program.
+The tables of instruction forms (``tests/forms``), and the assembly program that is generated from them.
 
-``forms/common.forms`` explains the columns. Each form becomes an entry point at which ``programs/forms`` arrives with a
-whole initial state, the code before, the instruction at the label ``site_NAME``, the code after, and a jump back.
+``forms/common.forms`` explains the columns. Each form becomes an entry point to which ``programs/forms`` jumps with a
+complete initial state: the code before, the instruction at the label ``site_NAME``, the code after, and a jump back.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _COLUMNS = 5
 
 
 class TableError(Exception):
-    """Report a line of a table that cannot be understood."""
+    """A line of a table is malformed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Hold one row of a table, with its lists and names expanded."""
+    """A row of a table, with its lists and names expanded."""
 
     name: str
     instruction: str
@@ -46,12 +46,12 @@ class Form:
 
     @property
     def sites(self) -> tuple[str, ...]:
-        """The labels that carry a probe."""
+        """The labels of the instructions that are probed."""
         first = f"site_{self.name}"
         return (first, f"{first}_next") if "next:" in self.after else (first,)
 
     def problem(self, runs: int, signals: int) -> str:
-        """Return what is wrong with a number of signals in so many runs, by what the table says of the form."""
+        """Return the difference between the signals in ``runs`` runs and those of the table, or an empty string."""
         if self.faults and signals != runs:
             return f"{signals} of {runs} runs ended in a fault; the table says that all do"
         if self.traps and not signals:
@@ -93,7 +93,7 @@ def _forms_of_line(line: str, names: dict[str, str], word_size: int) -> list[For
 
 
 def _expand(columns: list[str]) -> list[list[str]]:
-    """Return the columns once for each element of their lists, which are taken in step."""
+    """Return the columns once for each element of their lists; lists in several columns advance together."""
     lists = [found.split() for column in columns for found in re.findall(r"<([^<>]+)>", column) if " " in found]
     if not lists:
         return [columns]
@@ -136,7 +136,7 @@ def _form(columns: list[str]) -> Form:
 
 
 def assembly(forms: list[Form], word_size: int) -> str:
-    """Return the program's forms in assembly language."""
+    """Return the source of the forms in the assembly language of gas; ``word_size`` is in bytes."""
     lines = [".intel_syntax noprefix"]
     lines += [f".set {name}, {value:#x}" for name, value in _CONSTANTS.items()]
     lines += [".set NEAR_DATA, near_data", ".text", ".globl forms_start, forms", "forms_start:"]

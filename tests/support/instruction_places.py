@@ -1,8 +1,8 @@
 """
-The instructions of real files as places of probepoints: all of a program's own, or a random choice of a library's.
+Instructions of real files as probepoints: all of a program's own, or a random choice of a library's.
 
-A place is an offset with the first byte of its instruction, so that nothing is inserted where something else stands.
-What an engine refuses is left out by its own words (``accepted``), and nothing else is.
+A place has the first byte of its instruction, so that nothing is inserted if the code differs. Only places that an
+engine refuses are omitted (``accepted``).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _ERROR = re.compile(r"\.rpn:(\d+):\d+: error: ", re.MULTILINE)
 
 
 class Place(NamedTuple):
-    """Name an instruction by its offset in the file, with its first byte and its place in memory as linked."""
+    """An instruction: its offset in the file, first byte, link address, and True if it has a repeat prefix."""
 
     offset: int
     opcode: int
@@ -47,14 +47,14 @@ class Place(NamedTuple):
 
 
 def all_places(path: Path) -> list[Place]:
-    """Return all instructions of a file's text section that may carry a probe."""
+    """Return all instructions of a file's .text section that can be probed."""
     elf = ElfFile.open(path)
     text = next(section for section in elf.sections if section.name == ".text")
     return list(_decoded(elf, text.address, text.size))
 
 
 def places_in(path: Path, functions: Iterable[tuple[int, int]]) -> list[Place]:
-    """Return the instructions of functions, given as addresses and sizes, that may carry a probe."""
+    """Return the instructions of functions, given by address and size, that can be probed."""
     elf = ElfFile.open(path)
     return [place for start, size in functions for place in _decoded(elf, start, size)]
 
@@ -92,7 +92,11 @@ def _decoded(elf: ElfFile, start: int, size: int) -> Iterator[Place]:
 
 
 def source_of(path: Path, places: Sequence[Place], more: str = "") -> str:
-    """Return a program with a probepoint at each place, whose minor code is its number; each takes one line."""
+    """
+    Return a program with a probepoint at each place, on a line of its own; its minor code is the place's index.
+
+    ``more`` are further statements of each definition.
+    """
     lines = [f'name = "{path}"']
     for n, place in enumerate(places):
         lines.append(f"offset = {place.offset:#x}; opcode = {place.opcode:#x}; minor = {n}; {more} abort")
@@ -102,7 +106,11 @@ def source_of(path: Path, places: Sequence[Place], more: str = "") -> str:
 def accepted(
     path: Path, places: Sequence[Place], more: str, run: Callable[[str], Result]
 ) -> tuple[list[Place], Result]:
-    """Run a program on those of some places that the engine takes, and return these with what came of it."""
+    """
+    Run a program without the places that the engine refuses; return the remaining places and the result.
+
+    ``run`` executes a program's source. ``more`` are further statements of each definition.
+    """
     taken = list(places)
     while True:
         result = run(source_of(path, taken, more))

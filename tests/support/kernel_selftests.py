@@ -56,11 +56,11 @@ _NUMBER = re.compile(r"\b(?:0x)+[0-9a-f]+\b|\b[0-9a-f]{6,}\b|(?<=NR = )\d+|\d+\.
 
 
 class UnavailableError(Exception):
-    """Say why there are no selftests here: the reason of a skip."""
+    """There are no selftests on this machine; the message is the reason of a skip."""
 
 
 class Outcome(NamedTuple):
-    """Hold how a run ended, and the lines that it printed, with what is an address or such left out."""
+    """The exit status of a run and its output lines, without addresses, process ids and other variable parts."""
 
     status: int
     lines: tuple[str, ...]
@@ -68,7 +68,7 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True)
 class Selftest:
-    """Name a selftest, and the size of its words."""
+    """A selftest of the kernel, compiled with words of ``word_size`` bytes."""
 
     source: str
     word_size: int
@@ -91,7 +91,7 @@ class Selftest:
         return output
 
     def places(self, program: Path) -> list[Place]:
-        """Return the instructions of the program's own code, but nops: most of them only fill pages."""
+        """Return the instructions of the program's own code except nops, most of which fill pages."""
         symbols = symbols_of(program)
         later = sorted({*symbols.values(), 1 << 64})
 
@@ -114,7 +114,7 @@ SELFTESTS = tuple(
 
 
 def sources() -> Path:
-    """Return the directory with the part of the kernel's sources that is needed."""
+    """Return the directory with the selftests in the kernel's sources; raise ``UnavailableError`` without it."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     directory = base / "dprobes" / "selftests"
     if not (directory / "sources").is_dir():

@@ -1,4 +1,4 @@
-"""Generated machine code in this process: room for it, functions of it, and faults that go on at their fix-ups."""
+"""Generated machine code in this process: its memory, functions in it, and faults that continue at their fix-ups."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class _SigAction(ctypes.Structure):
 
 @functools.cache
 def libc() -> ctypes.CDLL:
-    """Return the C library, with the types of what is called here."""
+    """Return the C library, with the types of mmap, mprotect, munmap and madvise."""
     found = ctypes.CDLL(None, use_errno=True)
     found.mmap.restype = ctypes.c_void_p
     found.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
@@ -53,7 +53,7 @@ def libc() -> ctypes.CDLL:
 
 
 def reserve(size: int) -> int:
-    """Return the address of so many bytes that nothing else will take."""
+    """Map ``size`` bytes without access, and return their address."""
     address: int = libc().mmap(None, size, 0, _PRIVATE | _ANONYMOUS, -1, 0)
     return address
 
@@ -64,21 +64,21 @@ def _free_rooms(size: int) -> list[int]:
 
 
 def take_room(size: int) -> int:
-    """Return so many bytes for code that nothing else will take: those that were given back last."""
+    """Return the address of ``size`` reserved bytes for code: the last returned by ``give_back``, or new ones."""
     free = _free_rooms(size)
     return free.pop() if free else reserve(size)
 
 
 def give_back(address: int, size: int) -> None:
-    """Let others have a room whose code nobody calls any more."""
+    """Release reserved bytes whose code is no longer called, for ``take_room``."""
     _free_rooms(size).append(address)
 
 
 def place(address: int, code: bytes, room: int) -> None:
     """
-    Put code where ``room`` bytes were reserved for it.
+    Write code to an address where ``room`` bytes were reserved, and make it executable.
 
-    The room stays mapped: it is no file's, so that it does not count among what a process has mapped of files.
+    The memory stays mapped. It is anonymous, so that it is no file mapping of the process.
     """
     assert len(code) <= room
     assert not libc().mprotect(address, room, mmap.PROT_READ | mmap.PROT_WRITE)
@@ -87,13 +87,13 @@ def place(address: int, code: bytes, room: int) -> None:
 
 
 def function_at(address: int, arguments: int = 1) -> Callable[..., int]:
-    """Return the function at an address, of words to a word."""
+    """Return the C function at an address, with ``arguments`` 64-bit arguments and a 64-bit result."""
     made: Callable[..., int] = ctypes.CFUNCTYPE(ctypes.c_uint64, *[ctypes.c_uint64] * arguments)(address)
     return made
 
 
 def call_stub(address: int, target: int) -> bytes:
-    """Return a function that calls what may change any register."""
+    """Return code for ``address`` that calls ``target`` and preserves the callee-saved registers of the C ABI."""
     asm = X86Assembler(address)
     for register in SAVED:
         asm.push(register)
@@ -107,7 +107,11 @@ def call_stub(address: int, target: int) -> bytes:
 
 
 class FaultHandler:
-    """Have faults of generated code go on at their fix-ups for a while; ``address`` is that of the signal handler."""
+    """
+    A context manager in which faults of generated code continue at their fix-ups.
+
+    ``address`` is that of the handler of SIGSEGV and SIGBUS.
+    """
 
     def __init__(self, address: int) -> None:
         self.address = address
@@ -123,12 +127,12 @@ class FaultHandler:
             assert not libc().sigaction(number, ctypes.byref(old), None)
 
     def close(self) -> None:
-        """Give back the room of the signal handler."""
+        """Release the memory of the signal handler."""
         give_back(self.address, mmap.PAGESIZE)
 
 
 def handle_faults(fixups: Sequence[Fixup]) -> FaultHandler:
-    """Return what lets faults at these instructions go on; others end the process."""
+    """Return the handler with which faults at these instructions continue at their fix-ups; other faults abort."""
     abort = ctypes.cast(libc().abort, ctypes.c_void_p).value or 0
     address = take_room(mmap.PAGESIZE)
     place(address, fault_entry(X86Operations(address), fixups, abort), mmap.PAGESIZE)
@@ -136,7 +140,7 @@ def handle_faults(fixups: Sequence[Fixup]) -> FaultHandler:
 
 
 class Pages:
-    """Pages that can be read and written, with one before and one behind them that cannot even be read."""
+    """Readable and writable pages, with an inaccessible page before and after them."""
 
     def __init__(self, count: int) -> None:
         whole = reserve((count + 2) * mmap.PAGESIZE)
@@ -146,13 +150,13 @@ class Pages:
         self._whole = whole, (count + 2) * mmap.PAGESIZE
 
     def protect(self, page: int, protection: int) -> None:
-        """Change what may be done with a page, by its number."""
+        """Change the protection of the page with index ``page``; ``protection`` is that of mprotect(2)."""
         assert not libc().mprotect(self.start + page * mmap.PAGESIZE, mmap.PAGESIZE, protection)
 
     def write(self, address: int, data: bytes) -> None:
-        """Change some bytes."""
+        """Write ``data`` to an address in the pages."""
         ctypes.memmove(address, data, len(data))
 
     def close(self) -> None:
-        """Unmap all of it."""
+        """Unmap the pages and their inaccessible neighbours."""
         assert not libc().munmap(*self._whole)

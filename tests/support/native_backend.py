@@ -1,8 +1,8 @@
 """
-Handlers as machine code: a back end of the tests, which runs them in this process.
+Machine code of x86-64 as a back end of the tests, executed in this process.
 
-The memory of ``FakeContext`` is mapped at the very addresses, as for eBPF. A signal handler lets what faults go on at
-its fix-up.
+The memory of ``FakeContext`` is mapped at the same addresses, as for eBPF. A signal handler lets faults continue at
+their fix-ups.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _ROOM = 1 << 20
 
 
 class NativeRunner(EbpfRunner):
-    """Run handlers as machine code."""
+    """A runner of handlers as machine code of x86-64."""
 
     def __enter__(self) -> Self:
         self._region = Region(_REGION_SIZE)
@@ -81,7 +81,7 @@ class NativeRunner(EbpfRunner):
         self._region.close()
 
     def _room(self) -> int:
-        """Return where code of the program will be: where that of others was."""
+        """Return the address of reserved memory for a handler's code; earlier runners may have used it."""
         self._rooms.append(take_room(_ROOM))
         return self._rooms[-1]
 
@@ -150,23 +150,27 @@ def _runtime(address: int, facts: ProcessFacts, rings: RingShape, shapes: Shapes
 
 
 def shapes_of(objects: Mapping[MapName, Any]) -> Shapes:
-    """Return the shapes of the hash tables among maps."""
+    """Return the names and shapes of the hash tables among maps."""
     return tuple((name, each.shape) for name, each in objects.items() if isinstance(each, SharedHash))
 
 
 @functools.cache
 def facts_page() -> int:
-    """Return a page of what handlers know of this process: nothing, so that they ask."""
+    """Return the address of a page for the facts of a process; it is empty, so that handlers make system calls."""
     return Pages(1).start
 
 
 def process_facts() -> ProcessFacts:
-    """Return where that is."""
+    """Return the addresses of the facts in that page."""
     return ProcessFacts(facts_page(), facts_page() + 64)
 
 
 def _write_questions(asm: X86Assembler) -> dict[Helper, int]:
-    """Write routines for what only the kernel knows, and handlers in other processes do not ask."""
+    """
+    Write x86-64 routines for the helpers that need a system call, and return their addresses.
+
+    Handlers in other processes call neither: the facts of the process have the user id and the name.
+    """
     user = asm.here
     asm.mov_number(Gpr.RAX, 102)  # getuid
     asm.syscall()
@@ -181,7 +185,7 @@ def _write_questions(asm: X86Assembler) -> dict[Helper, int]:
 
 
 class NativeStage(Stage):
-    """Be where machine code is compared with the interpreter."""
+    """The back end "machine code of x86-64" of comparisons with the interpreter."""
 
     runner = NativeRunner
 

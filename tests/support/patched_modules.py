@@ -1,8 +1,8 @@
 """
-Real modules as places of jumps to trampolines: their files, all of their instructions, and where they may be mapped.
+Real modules as targets of jumps to trampolines: their files, their instructions, and simulated mappings.
 
-The mappings are made up, so that results are the same each time: the module lies where the kernel could have put it,
-with a heap, a stack, and libraries around it as a large program has them.
+Results are reproducible: the module is at an address that the kernel could have chosen, with the heap, stack and
+libraries of a large process around it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def path_of(name: str) -> Path:
 
 @functools.cache
 def module_of(name: str) -> Module:
-    """Return a module with its symbols."""
+    """Return the module ``name`` of this machine with its symbols; skip the test if it is missing."""
     return Module.load(path_of(name))
 
 
@@ -64,13 +64,13 @@ def _analysed(name: str) -> ModuleCode:
 
 
 def code_of(name: str) -> ModuleCode:
-    """Return the code of a module, without any jump in it, where the made-up process has it."""
+    """Return the unchanged code of a module at its address in the simulated process."""
     made = _analysed(name)
     return made.unchanged()
 
 
 def mappings_around(name: str) -> list[Mapping]:
-    """Return the mappings of a process that has the module, a program, and some libraries before and behind it."""
+    """Return the mappings of a simulated process: the module, a program, heap, stack, and other libraries."""
     elf = module_of(name).elf
     first = min(segment.vaddr for segment in elf.load_segments) & -_PAGE
     size = (max(segment.vaddr + segment.memsz for segment in elf.load_segments) - first + _PAGE) & -_PAGE
@@ -90,21 +90,25 @@ def mappings_around(name: str) -> list[Mapping]:
 
 
 def address_space(name: str, *, regions_max: int = 30_000) -> AddressSpace:
-    """Return the free addresses around a module."""
+    """
+    Return the free address ranges around a module in the simulated process.
+
+    ``regions_max`` is the maximum number of regions for trampolines in them.
+    """
     mappings = mappings_around(name)
     own = next(mapping for mapping in mappings if mapping.path == f"/{name}")
     return AddressSpace(mappings, own.start, own.end, regions_max=regions_max)
 
 
 def entries(name: str) -> list[int]:
-    """Return where the functions start that symbols and unwind tables name, in the made-up process."""
+    """Return the function starts in symbols and unwind tables, as addresses in the simulated process."""
     module, code = module_of(name), _analysed(name)
     starts = {*module.elf.frames.starts, *(symbol.address for symbol in module.symbols.functions())}
     return sorted(start + code.bias for start in starts if code.around(start + code.bias) is not None)
 
 
 def instructions(name: str) -> Iterator[Instruction]:
-    """Give all instructions of the functions that a module's unwind table describes, where the process has them."""
+    """Iterate over the instructions of the functions in a module's unwind table, as the simulated process has them."""
     elf, code = module_of(name).elf, _analysed(name)
     for start in elf.frames.starts:
         extent, around = elf.frames.extent(elf, start), code.around(start + code.bias)

@@ -1,4 +1,4 @@
-"""Read Perfetto traces with the messages of the package ``perfetto``, which knows nothing of us."""
+"""Reading of Perfetto traces with the messages of the package ``perfetto``, which is independent of dprobes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MONOTONIC = 3
 
 @dataclass
 class Event:
-    """Hold a slice or an instant; a slice without an end has None there."""
+    """A slice or an instant event; ``end`` is None for a slice without an end."""
 
     name: str
     track: str
@@ -29,7 +29,7 @@ class Event:
 
 @dataclass
 class Trace:
-    """Hold what is in a trace: ``events`` in the order of their begin."""
+    """The contents of a trace; ``events`` are in the order of their begin."""
 
     events: list[Event]
     tracks: dict[str, dict[str, Any]]
@@ -41,7 +41,7 @@ class Trace:
 
 
 def packets_of(path: Path) -> list[Any]:
-    """Return the packets of a file; every field in it must be known."""
+    """Return the packets of a file; fail at a field that the package does not know."""
     trace = protos.Trace()
     data = path.read_bytes()
     assert trace.ParseFromString(data) == len(data)
@@ -115,7 +115,7 @@ def _value(annotation: Any) -> Any:
 
 @dataclass(frozen=True)
 class Sample:
-    """Hold a sample of a profile, its stack with the outermost function first."""
+    """A sample of a profile; its stack has the outermost function first."""
 
     time: int
     cpu: int
@@ -126,7 +126,7 @@ class Sample:
 
 
 def read_samples(path: Path) -> tuple[dict[int, str], list[Sample]]:
-    """Return the names of threads, and the samples of a trace; what they name must have been interned before."""
+    """Return the names of threads and the samples of a trace; fail if a sample refers to data not interned before."""
     functions: dict[int, str] = {}
     frames: dict[int, str] = {}
     stacks: dict[int, list[str]] = {}

@@ -1,5 +1,7 @@
 """
-The world of a process's hits as the interpreter sees it: that of ``FakeContext``, with what no test can make up there.
+The simulated context of hits in a real process, for the interpreter.
+
+It is a ``FakeContext``, with the process's values where these cannot be simulated.
 """
 
 from __future__ import annotations
@@ -39,13 +41,13 @@ STACK_PAGES = (STACK // PAGE, STACK // PAGE + 1)
 
 
 def unused_stack(page: int) -> int:
-    """Return how many bytes at the begin of a page may be anything behind a hit."""
+    """Return the number of bytes at the start of a page that a hit may overwrite: those below the red zone."""
     return min(max(STACK_TOP - RED_ZONE - page * PAGE, 0), PAGE) if page in STACK_PAGES else 0
 
 
 @dataclass(frozen=True)
 class Scene:
-    """What a hit finds: registers, and pages by their numbers, None if they are as the last hit has left them."""
+    """The state before a hit: registers, and pages by number; None as ``pages`` keeps those of the last hit."""
 
     registers: Mapping[str, int]
     pages: Mapping[int, bytes | bytearray] | None = None
@@ -53,7 +55,7 @@ class Scene:
 
 
 class _Snapshot(NamedTuple):
-    """What a hit may change."""
+    """The parts of a ``World`` that a hit may change."""
 
     variables: tuple[list[int], ...]
     pages: dict[int, bytes]
@@ -62,7 +64,7 @@ class _Snapshot(NamedTuple):
 
 
 class World:
-    """What the hits of a program find and leave."""
+    """The simulated context of the hits of one program, with the state between hits."""
 
     def __init__(
         self, target: Architecture, program: Program, puppet: PuppetProcess, global_values: Sequence[int]
@@ -92,11 +94,11 @@ class World:
         )
 
     def registers(self) -> dict[str, int]:
-        """Return those that a hit takes and leaves."""
+        """Return the registers that the process loads before a hit and reports after it."""
         return {name: self.context.value_of(name) for name in TAKEN[self._target.word_size]}
 
     def set(self, scene: Scene, site: int) -> None:
-        """Set what the next hit finds at a site; the stack is where engines may use it."""
+        """Set the state before the next hit at the address ``site``."""
         context = self.context
         for name in TAKEN[self._target.word_size]:
             context.set_value(name, scene.registers.get(name, 0))
@@ -115,7 +117,12 @@ class World:
         return {page: bytes(data) for page, data in self._pages.items()}
 
     def outcome(self, number: int, point: Point) -> Outcome | None:
-        """Return what comes of a hit; None, and no change, if that is not specified, or not the same in the process."""
+        """
+        Interpret a hit of the handler with index ``number``, and return its outcome.
+
+        Return None, without a change, if the behaviour is not specified, or if it accesses memory that only the process
+        has.
+        """
         before, start = self._snapshot(), self._image.handlers[number]
         self._pages.missing.clear()
         found = results(self._interpreter, [(start, point)], self.context)[0]
@@ -148,7 +155,7 @@ class World:
         ]
 
     def records_of(self, outcome: Outcome, site: int) -> list[LogRecord]:
-        """Return the records of a hit."""
+        """Return the records of a hit at the address ``site``, none after ``abort``; a stack trace is a second one."""
         if outcome.ending is Ending.ABORT:
             return []
         context = self.context

@@ -1,8 +1,8 @@
 """
 Random programs, for tests of the interpreter, the printer, the encoder, and of other back ends against the interpreter.
 
-A *wild* program is well-formed and no more: it underflows, jumps anywhere, and reads cells that nobody wrote. A
-*defined* one reads only what it wrote, so that every back end must give the same outcome for it.
+A *wild* program is only well-formed: it underflows, jumps anywhere, and reads cells that were never written. A
+*defined* one reads only cells that it wrote, so that its outcome is the same in every back end.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ _LITTLE = ("log <count>", "log b, <count>", "log w, <count>", "log d, <count>", 
 
 
 def random_context(random: Random, architecture: Architecture) -> FakeContext:
-    """Return a world with some memory, registers and everything else that a program of these may ask for."""
+    """Return a context with random memory, registers and other values that these programs may read."""
     mask = architecture.word_mask
     names = [r.name for r in architecture.registers if r.bits <= architecture.word_bits and r.memory_offset is None]
     context = FakeContext(
@@ -111,7 +111,7 @@ def random_context(random: Random, architecture: Architecture) -> FakeContext:
 
 
 def _entry(random: Random, architecture: Architecture) -> dict[str, int] | None:
-    """Return what is known of the entry of the call that returns, mostly something."""
+    """Return random registers at the entry of the returning call; None, which is rare, means an unseen entry."""
     if random.randrange(4) == 0:
         return None
     registers = {r.name: random.randrange(1 << 64) & architecture.word_mask for r in architecture.registers}
@@ -120,7 +120,7 @@ def _entry(random: Random, architecture: Architecture) -> dict[str, int] | None:
 
 
 def _value(random: Random) -> int:
-    """Return a number of the kind that programs stumble over."""
+    """Return a random number, most often at or near a limit of a number type."""
     match random.randrange(5):
         case 0:
             return random.randrange(-4, 12)
@@ -136,10 +136,10 @@ def _value(random: Random) -> int:
 
 class RandomPrograms:
     """
-    Make programs for one processor out of a source of random numbers.
+    A generator of programs for one processor from a source of random numbers.
 
-    ``allows`` says which instructions may occur: it gets a row, and the register where one is named. ``tables`` are
-    those that each program has.
+    ``allows`` restricts the instructions: it gets a row, and the register that is its operand, or None. ``tables`` are
+    the keyed tables of each program.
     """
 
     def __init__(
@@ -167,14 +167,14 @@ class RandomPrograms:
         return [r.name for r in self._architecture.registers if r.may_be(access) and self._allows(row, r)]
 
     def wild(self) -> Program:
-        """Return a well-formed program."""
+        """Return a well-formed program, whose behaviour may be unspecified."""
         names = [f"p{n}" for n in range(self._random.randrange(3))]
         definitions = tuple(self._definition(self._wild_code(names)) for _ in range(self._random.choice((1, 1, 1, 2))))
         procedures = tuple(Procedure(name, self._wild_code(names)) for name in names)
         return self._program(definitions, procedures)
 
     def defined(self) -> Program:
-        """Return a program that reads only what it wrote, and whose outcome is therefore the same everywhere."""
+        """Return a program that reads only cells that it wrote; its outcome is the same in every back end."""
         names = [f"p{n}" for n in range(self._random.randrange(3))]
         framed = self._is_framed()
         procedures = tuple(Procedure(name, self._defined_code(names, "ret", framed)) for name in names)
@@ -183,7 +183,7 @@ class RandomPrograms:
         return self._program((definition,), procedures, is_small=True)
 
     def together(self, count: int, *, wild: bool) -> Program:
-        """Return a program of so many handlers, which share procedures, variables and tables."""
+        """Return a program of ``count`` handlers, ``wild`` or defined, with common procedures, variables and tables."""
         names = [f"p{n}" for n in range(self._random.randrange(4))]
         framed = self._is_framed()
 
@@ -195,7 +195,7 @@ class RandomPrograms:
         return self._program(definitions, procedures, is_small=not wild)
 
     def _is_framed(self) -> bool:
-        """Return whether code moves SBP, as in half of the programs; the choice changes nothing else in them."""
+        """Return whether code moves SBP, as in half of the programs; this choice changes no other random number."""
         other = Random()
         other.setstate(self._random.getstate())
         return other.random() < 0.5
@@ -332,9 +332,10 @@ def _pushed(random: Random, architecture: Architecture) -> Expression:
 
 class _Defined:
     """
-    Write code whose stack depth is known at every instruction.
+    A generator of code whose stack depth is known at every instruction.
 
-    Instructions that reach cells, log bytes or heap bytes by positions come in patterns that read only what is there.
+    Instructions that access cells, log bytes or heap bytes by position are generated in patterns that read only bytes
+    that exist.
     """
 
     # What changes a position, or writes where the code around it does not expect it: only in patterns.
@@ -387,7 +388,7 @@ class _Defined:
         self._depth = 0
 
     def code(self, ending: str) -> Code:
-        """Return code of which every path ends with ``ending``."""
+        """Return code in which every path ends with the instruction ``ending``."""
         if not self._framed and ending == "ret":
             self._patterns.remove(self._framed_access)  # how much the callers have on the stack differs
         self._block(self._random.randrange(1, 12), nesting=0)
@@ -463,7 +464,11 @@ class _Defined:
         self._emit(row.syntax, self._random.choice(wide))
 
     def _guarded(self, row: Row | None = None, operand: Operand = None) -> None:
-        """Write one instruction that may fault, between sx and ux, and make its depth the same on both ways."""
+        """
+        Append an instruction that may fault between ``sx`` and ``ux``; the depth is equal with and without a fault.
+
+        Without ``row``, the instruction is a random one.
+        """
         faulting = [r for r in self._rows if r.faults and r.operand_kind is None]
         row = row or self._random.choice(faulting)
         effect = stack_effect(Instruction(row, operand), self._architecture, self._tables)
@@ -501,7 +506,11 @@ class _Defined:
         self._emit("ros <cells>", 1)
 
     def _neutral(self, nesting: int) -> None:
-        """Write a block that leaves the cells below it alone, and the depth as it was."""
+        """
+        Append a block that accesses no cell below its own, and leaves the depth unchanged.
+
+        ``nesting`` is the number of blocks around it.
+        """
         outer, self._depth = self._depth, 0
         self._below += outer
         self._block(self._random.randrange(1, 5), nesting + 1)
@@ -528,7 +537,7 @@ class _Defined:
         self._emit("nop")
 
     def _relative_access(self) -> None:
-        """Read or write a cell that there is, counted from TSP."""
+        """Append a read or write of an existing cell at a distance from TSP."""
         random = self._random
         for _ in range(random.randrange(1, 4)):
             self._value()
@@ -553,7 +562,11 @@ class _Defined:
                 self._emit("pop tsp")
 
     def _framed_access(self) -> None:
-        """Do the same from SBP, which is TSP of some cells ago, or of the start."""
+        """
+        Append a read or write of an existing cell at a distance from SBP.
+
+        SBP is the TSP before some pushes, or that at the start.
+        """
         random = self._random
         self._value()
         base = -self._below
@@ -599,7 +612,7 @@ class _Defined:
         self._depth -= count
 
     def _rewound_stack(self) -> None:
-        """Come back to a TSP from before, found by counting, by way of SBP, or on top."""
+        """Append pushes, and the restoration of the earlier TSP by its distance, or from SBP."""
         depth, count = self._depth, self._random.randrange(4)
         if self._random.random() < 0.5 or not self._framed:
             self._emit("save tsp")
@@ -633,7 +646,7 @@ class _Defined:
             self._emit("pop stp")
 
     def _shown_cells(self) -> None:
-        """Take a trace that shows the topmost cells; nothing is shown behind it."""
+        """Append a stack trace with the topmost cells, then an empty one."""
         self._value()
         count = self._random.randrange(1, self._depth + 1)
         self._emit("save tsp")
@@ -651,7 +664,7 @@ class _Defined:
         self._emit("log st")
 
     def _heap(self) -> None:
-        """Write a whole block of the heap, and read it with another width."""
+        """Append the allocation of a heap block, a write to all of it, and reads with other widths."""
         random, word = self._random, self._architecture.word_size
         syntaxes, size = instruction_set.rows_by_syntax(), 8 * random.randrange(1, 4)
         self._number(random.choice((size, size - 1, size - 3)) if word == 8 else size)
@@ -667,7 +680,11 @@ class _Defined:
             self._guarded(syntaxes["free"])
 
     def _access_heap(self, shift: int, size: int, *, stores: bool) -> None:
-        """Write all of the block whose handle is on top, or read a part of it and log that."""
+        """
+        Append code that writes all of the block whose handle is on top; without ``stores``, reads and logs a part.
+
+        ``shift`` is the binary logarithm of the width in bytes; ``size`` is that of the block.
+        """
         random, count = self._random, size >> shift
         cells = count * max(1, (1 << shift) // self._architecture.word_size)
         if stores:
@@ -685,7 +702,7 @@ class _Defined:
         self._emit("log <count>", count * max(1, (1 << shift) // self._architecture.word_size))
 
     def _caught_call(self) -> None:
-        """Call a procedure and catch what it raises: SBP tells where the stack was."""
+        """Append a call of a procedure whose exceptions are caught; SBP has the depth of the stack before it."""
         if not self._procedures or not self._framed:
             return
         handler, done = self._new_label("h"), self._new_label("d")
@@ -705,7 +722,7 @@ class _Defined:
         self._place(done)
 
     def _raise(self) -> None:
-        """Raise an exception, under a condition or not; if nobody catches it, the handler ends."""
+        """Append the raising of an exception, conditional or not; without an exception handler it ends the handler."""
         over = self._new_label("o")
         self._value()
         self._emit("jlt <label>", over)

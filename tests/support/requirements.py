@@ -26,13 +26,13 @@ NATURES = {
 
 
 def required_words(environment: Mapping[str, str] = os.environ) -> frozenset[str]:
-    """Return the words of ``DPROBES_REQUIRE``."""
+    """Return the words in the variable ``DPROBES_REQUIRE`` of ``environment``."""
     words = environment.get("DPROBES_REQUIRE", "").split(",")
     return frozenset(word.strip().lower() for word in words if word.strip())
 
 
 def is_required(reason: str, words: frozenset[str]) -> bool:
-    """Return whether a skip for this reason is a failure."""
+    """Return whether a skip for this reason is a failure; ``words`` are those of ``DPROBES_REQUIRE``."""
     reason = reason.removeprefix("Skipped: ").lower()
     nature = next((nature for nature in NATURES if reason.startswith(f"{nature}:")), None)
     if nature is not None:

@@ -1,4 +1,4 @@
-"""Entries of rings as handlers in processes write them, and a reader's buffer with some."""
+"""Entries in the rings of handlers in processes, and a reader's buffer with such entries."""
 
 from __future__ import annotations
 
@@ -16,20 +16,24 @@ __all__ = ["entry", "put", "putting"]
 
 
 def entry(probe: int, body: bytes, kind: int = Entry.RECORD, tid: int = 0, flags: int = 0) -> bytes:
-    """Return an entry; ``flags`` are bits of its length."""
+    """Return an encoded entry of a ring for probepoint ``probe``; ``flags`` are bits of its length word."""
     data = ENTRY_HEAD.pack(probe | kind << KIND_SHIFT, tid) + body
     return (len(data) | flags).to_bytes(8, "little") + data.ljust(len(data) + 7 & ~7, b"\0")
 
 
 def put(buffer: EntryBuffer, *pieces: bytes) -> None:
-    """Put pieces of rings into a buffer."""
+    """Append the bytes of each ring, in order, to a reader's buffer."""
     for ring, piece in enumerate(pieces):
         ctypes.memmove(buffer.address + buffer.end, piece, len(piece))
         buffer.add(len(piece), ring)
 
 
 def putting(*pieces: bytes, waiting: Collection[int] = ()) -> Callable[[EntryBuffer, Collection[int]], set[int]]:
-    """Return what moves these pieces to a buffer, as rings do; those that are ``waiting`` have more to come."""
+    """
+    Return a substitute for the function that moves the contents of rings to a reader's buffer.
+
+    It moves ``pieces``, one of each ring, and returns ``waiting``, the rings with more entries.
+    """
 
     def move(buffer: EntryBuffer, _: Collection[int]) -> set[int]:
         put(buffer, *pieces)

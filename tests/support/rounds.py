@@ -1,4 +1,4 @@
-"""How many random examples a test tries: some each time, and very many with ``make torture``."""
+"""The number of random examples of a test: few by default, and very many with ``make torture``."""
 
 from __future__ import annotations
 
@@ -10,5 +10,9 @@ IS_TORTURE = os.environ.get("DPROBES_EXAMPLES") == "torture"
 
 
 def rounds(torture: int, otherwise: int = 30) -> int:
-    """Return how many examples to try; the first ones are always the same."""
+    """
+    Return the number of examples: ``torture`` with ``make torture``, else ``otherwise``.
+
+    The first examples are the same in both.
+    """
     return torture if IS_TORTURE else otherwise

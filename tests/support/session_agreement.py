@@ -1,8 +1,8 @@
 """
-Handlers that sessions of an engine run in a process (``programs/puppet.c``), compared hit by hit with the interpreter.
+Comparisons of an engine's sessions in a process (``programs/puppet.c``) with the interpreter, hit by hit.
 
-Each program takes the place of the one before. After a hit the process tells of its registers and memory; when a
-program is over, what has become of variables, tables, records and counts is compared.
+Each program replaces the previous one. After a hit the process reports its registers and memory; after the end of a
+program, its variables, tables, records and counts are compared.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ GLOBALS = 16
 
 @dataclass
 class _Expected:
-    """What is to come of the hits of a probepoint."""
+    """The expected counts and records of a probepoint."""
 
     hits: int = 0
     passed: int = 0
@@ -54,7 +54,7 @@ class _Expected:
 
 
 class _Run:
-    """A session, whose events a thread collects, and what is expected of it."""
+    """A session with a thread that collects its events, and the expected results."""
 
     def __init__(
         self, session: PtraceSession, program: Program, resolved: ResolvedModule, world: World, name: str
@@ -84,14 +84,14 @@ class _Run:
             raise
 
     def await_end(self) -> Finished:
-        """Return what a session says at its end."""
+        """Wait for the end of the session, and return its last event."""
         self._thread.join(TIMEOUT)
         assert not self._thread.is_alive()
         assert self._failure is None, self._failure
         return next(event for event in self._events if isinstance(event, Finished))
 
     def has_placed(self, count: int) -> bool:
-        """Return whether of its probepoints all has become that can."""
+        """Return whether all ``count`` probepoints have reached their final state: a jump, a refusal, or active."""
         native = self.session.native
         if isinstance(native, InlineHandlers):
             return len({*native.jumps, *native.refused}) == count
@@ -101,9 +101,9 @@ class _Run:
 
 class Agreement:
     """
-    Run programs one after the other in a puppet, and compare; leaving the context manager ends both.
+    A process in which programs are run one after the other and compared; the context manager ends both.
 
-    ``ways`` counts how the probed instructions were executed, ``hits`` those that were compared.
+    ``ways`` counts how the probed instructions were executed; ``hits`` is the number of compared hits.
     """
 
     def __init__(self, engine: PtraceEngine, program: Path, target: Architecture) -> None:
@@ -129,17 +129,17 @@ class Agreement:
 
     @property
     def jumps(self) -> int:
-        """How many probepoints had jumps, of programs that are over."""
+        """The number of executions through jumps, in programs that have ended."""
         return sum(number for way, number in self.ways.items() if way.startswith("inline"))
 
     def finish(self) -> None:
-        """Stop the last program, and compare what it has left."""
+        """Stop the last program, and compare its results with the expected ones."""
         assert self._last is not None
         self._last.session.stop()
         self._compare(self._last)
 
     def begin(self, program: Program, name: str) -> None:
-        """Let a program take the place of the last one; its n-th handler is for the n-th site."""
+        """Replace the running program by ``program``; its n-th handler is for the n-th site."""
         sites = self._puppet.addresses
         definitions = tuple(
             replace(definition, location=Offset(Expression(address - sites[0], "first_site")))
@@ -163,7 +163,11 @@ class Agreement:
         await_true(lambda: run.has_placed(len(definitions)), "all probepoints", TIMEOUT)
 
     def hit(self, number: int, scene: Scene) -> None:
-        """Hit a site, and compare registers and memory with what the interpreter leaves."""
+        """
+        Let the process hit the site with index ``number``, and compare registers and memory with the interpreter's.
+
+        ``scene`` is the state before the hit.
+        """
         run = self._last
         assert run is not None
         world, expected, site = run.world, run.expected[number], self._puppet.addresses[number]
@@ -193,7 +197,7 @@ class Agreement:
             assert after[page][start:] == data[start:], f"{where}, page {page:#x}"
 
     def _compare(self, run: _Run) -> None:
-        """Compare what a program has left that is over."""
+        """Compare counts, records, variables and tables of an ended program with the expected ones."""
         finished, context = run.await_end(), run.world.context
         for number, (counts, expected) in enumerate(zip(finished.counts, run.expected, strict=True)):
             where = f"{run.name}, handler {number}"

@@ -1,4 +1,4 @@
-"""Seconds and CPU seconds of the suite's slices and files: with ``--slices``, two tables at the end of a test run."""
+"""Elapsed and CPU seconds of test slices and files: ``--slices`` prints two tables at the end of a test run."""
 
 from __future__ import annotations
 
@@ -36,10 +36,9 @@ _SHOWN_FILES = 40
 
 class CpuClock:
     """
-    CPU seconds of this process and its descendants, also of those that it does not wait for.
+    A clock of the CPU seconds of this process and its descendants, including those that it does not wait for.
 
-    They run in a cgroup of their own if this process may make one. Otherwise, descendants count when they are waited
-    for.
+    They run in a cgroup of their own if that can be created. Otherwise, descendants count when they are waited for.
     """
 
     def __init__(self) -> None:
@@ -58,13 +57,13 @@ class CpuClock:
         self.lap()
 
     def seconds(self) -> float:
-        """Return the seconds since the clock was made, or since this process started if it has no cgroup."""
+        """Return the CPU seconds since the clock's creation; without a cgroup, since the start of the process."""
         if self._cgroup is None:
             return sum(os.times()[:4])
         return int((self._cgroup / "cpu.stat").read_text().split()[1]) / 1e6  # usage_usec is the first row
 
     def lap(self) -> float:
-        """Return the seconds since the last lap."""
+        """Return the CPU seconds since the last call of ``lap``."""
         before, self._last = self._last, self.seconds()
         return self._last - before
 
@@ -78,9 +77,9 @@ class CpuClock:
 
 class SliceTimes:
     """
-    Sums of the seconds of tests, of all workers; set-up and clearing up are counted as well.
+    Sums of the seconds of tests in all workers, including set-up and teardown.
 
-    Each worker adds the attribute ``cpu_seconds`` to its reports, and the first process adds them up.
+    Each worker adds the attribute ``cpu_seconds`` to its reports; the controlling process adds these up.
     """
 
     def __init__(self) -> None:

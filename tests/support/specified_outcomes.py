@@ -1,9 +1,9 @@
 """
-What a program does as far as it is specified.
+The specified part of a program's behaviour.
 
-The value of a cell that a hit has popped is not, nor what a string, or a log instruction that failed, leaves in the
-log buffer behind LP: programs whose outcome depends on it are found by running them with such cells forgotten and such
-bytes changed. What a hit has never written is 0.
+Not specified are the value of a popped cell, and the bytes after LP in the log buffer after a string or a failed log
+instruction. A run with such cells and bytes replaced detects programs that depend on them. Cells that were never
+written are 0.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Result = list[tuple[Outcome, dict[str, Any]]]
 
 
 def results(runner: Runner, hits: list[Hit], context: FakeContext) -> Result:
-    """Return what comes of each hit, and what the world is like after it."""
+    """Run hits one after the other; return the outcome of each, and the state of the context after it."""
     found = []
     for start, point in hits:
         outcome = runner.run(start, point, context)
@@ -43,7 +43,7 @@ def results(runner: Runner, hits: list[Hit], context: FakeContext) -> Result:
 
 
 class Unspecified:
-    """Be the value of a cell that nothing may depend on: whatever is done with it is a TypeError."""
+    """The value of a popped cell: any use of it raises TypeError."""
 
     def __bool__(self) -> bool:
         raise TypeError
@@ -61,7 +61,7 @@ UNSPECIFIED = cast("int", Unspecified())
 
 
 def _spoils(rule: Rule, *, always: bool) -> Callable[[Machine], None]:
-    """Return a rule of logging that spoils what is behind LP: if it fails, or always."""
+    """Return a log instruction's rule that also overwrites the bytes after LP: ``always``, or if the rule fails."""
 
     def spoiling(machine: Machine) -> None:
         failed = True
@@ -94,7 +94,7 @@ def _restore_tsp(machine: Machine) -> None:
 
 
 def _log(machine: Machine) -> None:
-    """Log, and forget all cells where so many were popped that the stack pointer came around again."""
+    """Execute ``log``, and mark all cells as popped if the stack pointer has wrapped around."""
     count = machine.peek()
     try:
         RULES["log"](machine, 0)
@@ -116,7 +116,7 @@ _STRICT: dict[Rule, Callable[[Machine], None]] = {
 
 
 class Forgetting(Steps):
-    """Let every instruction forget the cells that it popped, and spoil bytes that may be any."""
+    """Steps of the interpreter that mark popped cells, and overwrite log bytes that are not specified."""
 
     def __missing__(self, offset: int) -> Step:
         rule, operand, end = super().__missing__(offset)
@@ -139,7 +139,7 @@ class Forgetting(Steps):
 
 
 def specified_results(image: CodeImage, target: Architecture, hits: list[Hit], context: FakeContext) -> Result | None:
-    """Return what must come of some hits; None if one reads a cell that it has popped."""
+    """Return the specified results of hits; None if one of them depends on a cell that it has popped."""
     interpreter = Interpreter(image, target)
     interpreter.steps = Forgetting(image, target)
     found: Result = []

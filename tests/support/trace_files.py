@@ -1,4 +1,4 @@
-"""Trace files for tests, in memory."""
+"""Trace files in memory, for tests."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ Seen = tuple[str, object, object, object]
 
 
 def seen(found: Iterable[TraceRecord | Block | LostRecords]) -> list[Seen]:
-    """Return what was read as plain data."""
+    """Return the records and notes of lost records read from a trace as tuples of plain values."""
     result: list[Seen] = []
     for each in found:
         if isinstance(each, LostRecords):

@@ -1,7 +1,7 @@
 """
-Run in gdb: step through a program by random numbers of instructions, and compare our call stacks with gdb's.
+A script for gdb: comparisons of unwound call stacks with gdb's, at random instructions of a program.
 
-The variables ``SEED``, ``STOPS``, ``WORD_SIZE`` are set before. What was found is printed as JSON behind ``FOUND``.
+The variables ``SEED``, ``STOPS``, ``WORD_SIZE`` are set before. The result is printed as JSON after ``FOUND``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,11 @@ NAMES = {
 
 
 def compare(seed: int, stops: int, word_size: Literal[4, 8], longest: int) -> None:
-    """Print how often our stacks were gdb's, why ours ended, and the first ones that differ."""
+    """
+    Print the number of equal stacks, the reasons for which ours ended, and the first different ones.
+
+    ``stops`` is the number of comparisons, ``longest`` the maximum number of instructions between two.
+    """
     inferior = gdb.selected_inferior()
     columns = COLUMNS["x86_64" if word_size == 8 else "i386"]
 

@@ -132,8 +132,8 @@ def parse_c(
     """
     Return the contents of a source in DProbes C.
 
-    ``tell_type`` is called for the types of expressions and parameters. The other arguments are those of
-    ``parse_programs``.
+    ``tell_type`` is called with the type of each expression and parameter; None: not called. The other arguments are
+    those of ``parse_programs``.
     """
     from dprobes.dpc.compiler import compile_source as compile_c
     from dprobes.formatters.templates.template_directory import DIRECTORY_FILE

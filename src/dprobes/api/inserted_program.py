@@ -59,7 +59,11 @@ class RecordQueue:
 
     @contextlib.contextmanager
     def listener(self, tell: Callable[[], None]) -> Iterator[None]:
-        """Call ``tell``, in any thread, when records arrive or a writer closes the queue, until the context ends."""
+        """
+        Call ``tell`` when records arrive or a writer closes the queue, until the context ends.
+
+        The call may be in any thread.
+        """
         with self._changed:
             self._listeners.append(tell)
         try:
@@ -79,12 +83,12 @@ class RecordQueue:
             tell()
 
     def open(self) -> None:
-        """Add a writer."""
+        """Count a further writer; the queue ends when all writers have called ``close``."""
         with self._changed:
             self._writers += 1
 
     def close(self) -> None:
-        """Remove a writer."""
+        """Count a writer as finished; after the last one, readers get no more records."""
         with self._changed:
             self._writers -= 1
             self._changed.notify_all()

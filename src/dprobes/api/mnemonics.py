@@ -56,7 +56,11 @@ def methods() -> Iterator[Callable[..., Instructions]]:
 
 
 def _method(words: str, rows: list[Row]) -> Callable[..., Instructions]:
-    """Return the method of an instruction, or of its two forms if the operand may also be popped from the stack."""
+    """
+    Return the method of ``Instructions`` that appends an instruction with the mnemonic ``words``.
+
+    ``rows`` are its forms: two if the operand may also be popped from the stack, which makes the parameter optional.
+    """
     kinds = [row.operand_kind for row in rows]
     parameters = [Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)]
     if (given := next((kind for kind in kinds if kind is not None), None)) is not None:
@@ -79,7 +83,7 @@ def _method(words: str, rows: list[Row]) -> Callable[..., Instructions]:
 
 
 def _documentation(rows: list[Row]) -> str:
-    """Return the docstring of a method: its effect, and for each form the stack, the exceptions and the permissions."""
+    """Return the docstring for a method with these forms: effect, stack, exceptions, and the option ``allow_write``."""
     first = rows[0]
     text = first.doc if not first.doc.startswith("As ") else f"Do the same a{first.doc[1:]}"
     for row in rows:

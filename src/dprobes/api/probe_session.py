@@ -152,7 +152,7 @@ class ProbeSession:
             raise EngineError(f"no program is inserted: the command '{self._command.name}' does not begin")
 
     def _begin_command(self) -> bool:
-        """Start the command if it has a program and has not started; return whether the command is running."""
+        """Start the launched command if a program is inserted; return whether the command has started."""
         command = self._command
         if command is None:
             return False
@@ -359,7 +359,7 @@ class _SessionFace(Face[InsertedProgram]):
         self._diagnostics = Diagnostics()
 
     def load(self, vantage: Vantage) -> ProgramInput:  # noqa: ARG002 - it was compiled without
-        """Return the program, with the symbols and the description for its records."""
+        """Return the program to insert, its module's symbols, and its description for readers of its records."""
         compiled = self._compiled
         if compiled.tool is not None:
             raise tool_error(compiled.tool)
@@ -377,7 +377,7 @@ class _SessionFace(Face[InsertedProgram]):
         )
 
     def follow(self, planned: RunPlan, attachment: Attachment) -> InsertedProgram:
-        """Return the inserted program, which has to be followed with ``begin``."""
+        """Return the inserted program; its method ``begin`` starts the thread that follows it."""
         return InsertedProgram(
             joined_program(self._compiled.programs),
             attachment,

@@ -92,7 +92,7 @@ _Value = int | str | bool | tuple[str, ...] | None
 
 
 class _Lines:
-    """Statements, and the span of each."""
+    """Lines of a program's text, each with the span of the Python call that added it."""
 
     def __init__(self, places: CallPlaces) -> None:
         self.places = places
@@ -408,20 +408,20 @@ class _Relocation:
         return self._spans[min(span.line, len(self._spans)) - 1]
 
     def spans(self, spans: Mapping[str, Span]) -> dict[str, Span]:
-        """Return the converted spans of header statements."""
+        """Return the spans of header statements, by keyword, moved to the place of the caller's code."""
         return {keyword: self.span(span) or span for keyword, span in spans.items()}
 
     def diagnostic(self, diagnostic: Diagnostic) -> Diagnostic:
-        """Return a diagnostic with its span converted."""
+        """Return a diagnostic with its span moved to the place of the caller's code."""
         notes = tuple(Note(note.message, self.span(note.span)) for note in diagnostic.notes)
         return replace(diagnostic, span=self.span(diagnostic.span), notes=notes)
 
     def code(self, code: Code) -> Code:
-        """Return code with converted spans."""
+        """Return code with the spans of its instructions moved to the caller's code."""
         return replace(code, instructions=tuple(replace(each, span=self.span(each.span)) for each in code.instructions))
 
     def program(self, program: Program) -> Program:
-        """Return a program with converted spans."""
+        """Return a program with all spans moved to the caller's code."""
         return replace(
             program,
             spans=self.spans(program.spans),

@@ -156,7 +156,7 @@ def register() -> None:
 
 
 def prepare(command: click.Command, verb: str) -> None:
-    """Set the completion functions of a command's parameters."""
+    """Set the shell completion functions of a command's parameters; ``verb`` is the command's name."""
     commands = command.commands.values() if isinstance(command, click.Group) else [command]
     for each in commands:
         words = verb if each is command else f"{verb} {each.name}"
@@ -193,7 +193,7 @@ def _files(*suffixes: str) -> Callable[[click.Context, str], Iterable[str]]:
 
 
 def _or_examples(find: Callable[[click.Context, str], Iterable[str]]) -> Callable[[click.Context, str], Iterable[str]]:
-    """Return a function that also completes the names of examples."""
+    """Return a completion function that yields the names of example programs after the results of ``find``."""
 
     def complete(ctx: click.Context, incomplete: str) -> Iterator[str]:
         yield from find(ctx, incomplete)
@@ -221,7 +221,7 @@ def _listed(find: Callable[[click.Context], Iterable[str]]) -> Callable[[click.C
 
 
 def _program(ctx: click.Context) -> Program:
-    """Return the program in the command line."""
+    """Return the parsed program that the command line names, for the completion of names in it."""
     from dprobes.api.compiled_program import is_compiled
     from dprobes.cli.option_values import compile_options
     from dprobes.diagnostics import Diagnostics

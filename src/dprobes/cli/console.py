@@ -52,7 +52,7 @@ def _message(severity: str, message: str, hint: str | None, details: str = "") -
 
 
 def error(message: str, hint: str | None = None) -> None:
-    """Print the error that ended the command."""
+    """Print the error that ended the command on standard error; ``hint`` is a remedy, on a line of its own."""
     _message("error", message, hint)
 
 
@@ -102,7 +102,7 @@ def _write_result(text: str) -> None:
 
 
 def print_line(line: str = "") -> None:
-    """Print one line."""
+    """Print one line on standard output."""
     _write_result(escaped(line))
 
 
@@ -191,7 +191,7 @@ class Progress:
             self._thread.start()
 
     def end(self) -> None:
-        """Clear the line."""
+        """Erase the progress line from the terminal."""
         if self._ended is not None and self._thread is not None:
             self._ended.set()
             self._thread.join(_PATIENCE)  # the timeout is for a stopped terminal

@@ -138,7 +138,7 @@ def run(arguments: Iterable[str]) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Compile the file in the command line, and exit."""
+    """Compile the file in the command line, and exit with the status of ``run``; None means ``sys.argv``."""
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))
 
 

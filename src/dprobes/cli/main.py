@@ -145,7 +145,11 @@ def _status_of_usage(error: Exception) -> int | None:
 
 
 def _show_translation(arguments: Sequence[str], *, is_shown: bool) -> None:
-    """Print the modern form of an original's line: hints may propose options of that form only."""
+    """
+    Print the command line of this version that corresponds to one of the original DProbes.
+
+    Hints in messages may propose options that only this version has. Without ``is_shown``, print nothing.
+    """
     if is_shown:
         import shlex
 

@@ -64,7 +64,7 @@ _WORD = "dprobes.program"
 
 
 def note_word(context: Context, word: str) -> None:
-    """Store the word that the user wrote for the argument ``PROGRAM``."""
+    """Store the word that the user wrote for the argument ``PROGRAM``, for messages and names of programs."""
     context.meta[_WORD] = word
 
 

@@ -34,7 +34,7 @@ class OriginalLineError(Exception):
 
 
 class Takes(enum.Enum):
-    """The kinds of arguments of an option."""
+    """Kinds of arguments that an option of the original DProbes command takes."""
 
     NOTHING = "nothing"
     WORD = "one word"
@@ -117,7 +117,7 @@ _OTHER_PROCESSORS = ("PSW", "UPSW")
 
 
 def is_original(arguments: Sequence[str]) -> bool:
-    """Return whether a line is written for the original."""
+    """Return whether a command line is written for the original DProbes, and has to be translated (``translate``)."""
     return bool(arguments) and arguments[0].startswith("-") and arguments[0] not in ("-", "--help", "--version", "-h")
 
 

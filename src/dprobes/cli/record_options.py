@@ -117,7 +117,7 @@ _NEEDED = Item.PID
 
 
 def templates_option(help_: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return the option for a directory of templates."""
+    """Return a decorator that adds ``--templates``, a directory of templates; ``help_`` is its help text."""
     import click
 
     return click.option(
@@ -203,7 +203,11 @@ def printed_items(files: Mapping[str, bytes]) -> Item:
 
 
 def note_addresses(files: Mapping[str, bytes], items: Item) -> None:
-    """Print a note about missing items that are needed for the names of addresses in templates."""
+    """
+    Print a note if templates show addresses by name (%a), but records lack the pid that these names need.
+
+    ``files`` maps names of template files to their bytes; ``items`` are the header items that records carry.
+    """
     if not files or items & _NEEDED:
         return
     from dprobes.formatters.templates.carried_templates import name_addresses

@@ -72,7 +72,11 @@ def scope_of(
 
 
 def words_of(command_line: str, what: str) -> tuple[str, ...]:
-    """Return the words of a command line, split as by a shell; raise a usage error if it is malformed or empty."""
+    """
+    Return the words of a command line, split as by a shell; raise a usage error if it is malformed or empty.
+
+    ``what`` is the name of the option in the message.
+    """
     import shlex
 
     try:
@@ -139,7 +143,11 @@ def note_engine(name: str, reason: str | None, *, verbose: bool) -> None:
 
 
 def note_process(asked: Scope, scope: Scope) -> None:
-    """Print the probed process if ``asked`` has the id of another thread."""
+    """
+    Print a note with the probed process if the user gave the id of a thread that is not the main thread.
+
+    ``asked`` is the scope of the command line, ``scope`` that with the id of the process.
+    """
     if asked.pid != scope.pid:
         console.note(f"{asked.pid} is a thread of process {scope.pid}, which is probed as a whole")
 
@@ -194,7 +202,7 @@ class EngineName(click.ParamType[str]):
         return value
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:  # noqa: ARG002 - click's signature
-        """Return the text for the help."""
+        """Return the placeholder of the value in the help text."""
         return f"[{'|'.join(self.choices)}]"
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002

@@ -119,7 +119,7 @@ def text_option(purpose: str) -> Callable[[Callable[..., Any]], Callable[..., An
 
 
 def joined_text(parts: Sequence[str]) -> str | None:
-    """Return the arguments of all ``-e`` as one program, each on lines of its own; None if there is none."""
+    """Return the values of all ``-e`` options joined by line ends, as one program; None without ``-e``."""
     return "\n".join(parts) if parts else None
 
 
@@ -345,5 +345,5 @@ class WantedFields(NamedTuple):
 
 
 def _fields_of(text: str) -> tuple[str, ...]:
-    """Return the fields of a ``--count``."""
+    """Return the field names in the comma-separated value of one ``--count``."""
     return tuple(field.strip() for field in text.split(","))

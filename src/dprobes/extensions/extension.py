@@ -109,11 +109,11 @@ class View:
     # The RPN stack
 
     def push(self, value: int) -> None:
-        """Push a cell; the value is taken modulo the word."""
+        """Push a cell onto the RPN stack; the value is taken modulo the size of a word."""
         self._machine.push(value)
 
     def pop(self) -> int:
-        """Pop a cell."""
+        """Remove the top cell of the RPN stack and return it."""
         return self._machine.pop()
 
     def peek(self, index: int = 0) -> int:

@@ -33,7 +33,7 @@ class Registration(NamedTuple):
 
 
 def registrations() -> list[Registration]:
-    """Return all registrations in their order."""
+    """Return all registered extensions, in the order in which they are called."""
     from importlib import metadata  # slower to import than most modules of dprobes
 
     found = sorted(metadata.entry_points(group=ENTRY_POINTS), key=lambda point: point.dist.name if point.dist else "")
@@ -54,7 +54,7 @@ def load_extensions(registered: Sequence[Registration]) -> dict[str, Extension]:
 
 
 def check_extensions(program: Program, diagnostics: Diagnostics, *, allow_write: bool) -> None:
-    """Add errors about the calls of extensions in ``program`` to ``diagnostics``."""
+    """Add errors to ``diagnostics`` for calls of extensions that do not exist, or need ``allow_write``."""
     calls = list(_calls(program))
     if not calls:
         return

@@ -73,7 +73,7 @@ class Name:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A number literal."""
+    """A number in a filter."""
 
     value: int
     span: Span
@@ -81,7 +81,7 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A string in quotes."""
+    """A quoted string in a filter."""
 
     value: str
     span: Span
@@ -120,7 +120,7 @@ Value = Name | Number | Text | Sum | Memory | StringAt
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A comparison of two values."""
+    """A condition that compares two values."""
 
     left: Value
     operator: Operator
@@ -140,7 +140,7 @@ class Membership:
 
 @dataclass(frozen=True, slots=True)
 class Not:
-    """The negation of a condition."""
+    """The negation of another condition."""
 
     condition: Condition
 
@@ -187,7 +187,7 @@ def _with_parts(value: Value) -> Iterator[Value]:
 
 
 def fail(span: Span, message: str, hint: str | None = None) -> NoReturn:
-    """Raise ``SourceError`` for a span of a filter."""
+    """Raise ``SourceError`` with ``span`` of the filter underlined."""
     raise SourceError((Diagnostic(Severity.ERROR, message, span, hint=hint),))
 
 
@@ -375,7 +375,11 @@ class _Parser:
         return NUMBER_TYPES[self._take_any().text]
 
     def _at_address(self, token: _Token, depth: int) -> Value:
-        """Return the value of ``mem`` or ``str`` after parsing its arguments and its type."""
+        """
+        Parse the arguments and the type of ``mem`` or ``str``, and return the value.
+
+        ``token`` is the word that was consumed; ``depth`` is the nesting depth, which is limited.
+        """
         address = self._value(depth + 1)
         while sign := self._take("+", "-"):
             if self._next.kind != "number":
@@ -434,9 +438,10 @@ def _number(token: _Token, sign: Span | None = None) -> Number:
 
 def _scaled(token: _Token, whole: int, fraction: str, unit: int) -> int:
     """
-    Return the base units in a number with a unit; raise ``SourceError`` if they are not a whole number.
+    Return a number with a unit in base units; raise ``SourceError`` if the result is not a whole number.
 
-    ``unit`` is the number of base units in one unit.
+    ``whole`` and ``fraction`` are the digits before and after the decimal point. ``unit`` is the number of base units
+    in one unit.
     """
     value, rest = divmod(int(f"{whole}{fraction}") * unit, int("1".ljust(1 + len(fraction), "0")))
     if rest:

@@ -86,7 +86,7 @@ class HandlerCode:
         return f"{self._prefix}{self._label_count}"
 
     def place(self, label: str) -> None:
-        """Define a label at the next instruction."""
+        """Define ``label`` as the position of the next instruction."""
         self.labels[label] = len(self.instructions)
 
     def enter(self, label: str) -> None:
@@ -102,7 +102,7 @@ class HandlerCode:
             self.jumps += 1
 
     def push(self, number: int, span: Span | None = None) -> None:
-        """Append the push of a number."""
+        """Append an instruction that pushes a constant; ``span`` is its source in the filter."""
         self.add("push <value>", Expression(number), span)
 
     def decide(self, operator: str, yes: str, no: str, following: str) -> None:
@@ -183,7 +183,11 @@ class HandlerValues:
             )
 
     def is_compared_signed(self, left: Value, sign: str, right: Value, place: Span) -> bool:
-        """Return whether two numbers are compared as signed; raise ``SourceError`` if the result is always the same."""
+        """
+        Return whether two numbers are compared as signed by the operator ``sign``.
+
+        Raise ``SourceError``, at ``place``, if the result is always the same.
+        """
         types = [_type_of(value) for value in (left, right)]
         is_signed = any(known is not None and known.is_signed for known in types) or any(
             isinstance(value, Number) and value.value < 0 for value in (left, right)
@@ -211,7 +215,7 @@ class HandlerValues:
             )
 
     def push(self, code: HandlerCode, value: Value) -> None:
-        """Append the push of a number, which takes one cell; raise ``SourceError`` for a value that is not a number."""
+        """Append instructions that push a number; raise ``SourceError`` for a value that is not a number."""
         match value:
             case Number(number, span):
                 code.push(number, span)
@@ -284,9 +288,9 @@ def _untyped(value: Value) -> str:
 
 def _narrow(code: HandlerCode, known: NumberType | None) -> None:
     """
-    Append the truncation of the top cell to the bits of its type, with zero or sign extension.
+    Append the truncation of the top cell of the stack to the bits of its type, with zero or sign extension.
 
-    Append nothing without a type, and for a type of 64 bits.
+    Append nothing if the type is None, or has 64 bits.
     """
     if known is not None and known.bits < 64:
         code.add(known.extension, known.bits)
@@ -317,8 +321,9 @@ def with_filters(
     """
     Return a program whose handlers are executed only for hits that match all filters.
 
-    Raise ``SourceError`` for a filter that is invalid, or that a handler cannot evaluate; warnings are added to
-    ``diagnostics``. ``jmpmax`` is raised by the jumps of the filters, so a handler may make as many jumps as before.
+    ``called`` is the option's name in messages. Raise ``SourceError`` for a filter that is invalid, or that a handler
+    cannot evaluate; warnings are added to ``diagnostics``. ``jmpmax`` is raised by the jumps of the filters, so a
+    handler may make as many jumps as before.
     """
     if not filters:
         return program
@@ -337,7 +342,7 @@ def with_filters(
 
 
 def _filtered(definition: ProbeDefinition, condition: Condition, values: HandlerValues) -> tuple[ProbeDefinition, int]:
-    """Return a definition with a filter before its handler, and the maximum number of jumps of the filter."""
+    """Return a definition whose handler begins with a filter, and the maximum number of jumps that the filter makes."""
     prefix = _PREFIX
     while any(label.startswith(prefix) for label in definition.handler.labels):
         prefix += "_"
@@ -379,7 +384,11 @@ def _check_mask(definition: ProbeDefinition, faulting: Sequence[Instruction]) ->
 
 
 def check_words(filters: Sequence[str], target: Architecture, *, called: str = "--filter") -> None:
-    """Raise ``SourceError`` for a number of a filter that does not fit in a word of the target."""
+    """
+    Raise ``SourceError`` for a number of a filter that does not fit in a word of the target.
+
+    ``called`` is the option's name in messages.
+    """
     if target.word_bits >= _WIDEST:
         return
     for value in (value for text in filters for value in values_of(parse(text, called=called))):
@@ -455,9 +464,10 @@ class _Conditions:
 
     def _less(self, left: Value, right: Value, yes: str, no: str, following: str, *, is_signed: bool) -> None:
         """
-        Append the comparison "left < right" of two words.
+        Append code that compares two words, and jumps to label ``yes`` if left < right, else to ``no``.
 
-        If the highest bits are equal, the sign of the difference decides, else the highest bit of one word.
+        ``following`` is the label directly after this code, to which no jump is necessary. If the highest bits are
+        equal, the sign of the difference decides, else the highest bit of one word.
         """
         code, differ = self._code, self._code.label()
         self._values.push(code, right)
@@ -522,9 +532,10 @@ class _Conditions:
 
     def _search(self, left: StringAt, text: str, places: int, yes: str, no: str, following: str) -> None:
         """
-        Append a search for a text in the first ``places`` positions of a string.
+        Append code that searches a string in memory, and jumps to label ``yes`` if ``text`` is found, else to ``no``.
 
-        During the search, the stack has an address and the number of remaining positions.
+        ``places`` is the number of positions to search. ``following`` is the label directly after this code. During the
+        search, the stack has an address and the number of remaining positions.
         """
         code = self._code
         head, found, ended, decided = (code.label() for _ in range(4))

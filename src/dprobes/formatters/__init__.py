@@ -40,10 +40,10 @@ class Formatter(Protocol):
         """The text to print before all records, or an empty string."""
 
     def __call__(self, record: LogRecord, place: Place) -> str:
-        """Return the text of a record."""
+        """Return a decoded record of the probepoint ``place`` in this format, without a final line end."""
 
     def encoded(self, record: bytes, place: Place) -> str:
-        """Return the text of an encoded record; raise ``FormatError`` if it is invalid."""
+        """Return an encoded record of the probepoint ``place`` in this format; raise ``FormatError`` if invalid."""
 
 
 def formatter(

@@ -60,7 +60,11 @@ def address_fields(template: Template, word_size: int) -> tuple[AddressField, ..
 def code_names_of(
     template: Template, record: LogRecord, values: Sequence[Value], place: Place, symboliser: Symboliser
 ) -> list[tuple[str, str | tuple[str, ...]]]:
-    """Return the companions of a record's field values; none for values that could not be read."""
+    """
+    Return pairs of field name and symbolic name for the address fields of a record.
+
+    ``values`` are the values of the template's fields. Values that could not be read, or are no addresses, are omitted.
+    """
     found = []
     for each in address_fields(template, record.word_size):
         names = code_names(values[each.position], record, place, symboliser, is_stack=each.is_stack)

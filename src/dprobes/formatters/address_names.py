@@ -126,7 +126,7 @@ class Symboliser(Protocol):
         """Return the parts of the name; None if the address is unknown."""
 
     def caller_name(self, address: int, record: LogRecord, place: Place | None) -> CodeName | None:
-        """Return the name of the call before a return address; None if the address is unknown."""
+        """Return the name of the call instruction before a return address; None if the address is unknown."""
 
 
 class AddressSymboliser:
@@ -240,7 +240,7 @@ class AddressSymboliser:
         return _kept(self._loaded[bias], address, lambda: _name_in(module, _file_name(place), address - bias, name_of))
 
     def _own_module(self, place: Place) -> Module | None:
-        """Return the source's module; None if this machine has no file of the same build."""
+        """Return the probed module, loaded from this machine; None if no file has the same build ID."""
         if not self._own_is_known:
             self._own_is_known = True
             if self._source is not None:

@@ -188,12 +188,16 @@ class JsonFormatter(_ProgramFormatter):
         }
 
     def _code(self, address: int, record: LogRecord, place: Place) -> dict[str, Any]:
-        """Return an address of code with its name, if that is known."""
+        """Return the object of a code address: the address, and its symbolic name if that is known."""
         name = self._symboliser.name_of(address, record, place) if self._symboliser is not None and address else None
         return {"address": address_text(address)} | ({} if name is None else {"name": as_unicode(name)})
 
     def _frame(self, number: int, address: int, record: LogRecord, place: Place) -> dict[str, Any]:
-        """Return a frame of a call stack; the name of a return address is that of the call before it."""
+        """
+        Return the object of frame ``number`` of a call stack, 0 being the innermost.
+
+        A return address is named by the call instruction before it.
+        """
         if number and address in STACK_ENDS:
             return {"end": STACK_ENDS[StackEnd(address)]}
         found = None

@@ -210,7 +210,11 @@ class LineFormatter:
             return _kept(self._processes, (name, pid), _process(decoded, pid))
 
     def _way(self, begin: bytes) -> _ShortWay | None:
-        """Return the conversion of records with these first bytes that does not decode them; None if there is none."""
+        """
+        Return a conversion that prints records without decoding them; None if these records have to be decoded.
+
+        ``begin`` are the first ``CODES_END`` bytes of such records: the flag word and the codes. The result is cached.
+        """
         from dprobes.formatters.templates.data_extraction import compiled_of
 
         way = None
@@ -265,7 +269,11 @@ class _ShortWay(NamedTuple):
 
 
 def _header_of(flags: int, byte_order: ByteOrder) -> str:
-    """Return the format of ``struct`` for the items before the process name; items that are not printed are padding."""
+    """
+    Return the ``struct`` format of the items before the process name; items that are not printed are padding.
+
+    ``flags`` is the flag word of the records.
+    """
     form = header_struct(flags, byte_order).format
     order, codes = form[0], form[1:]
     skipped = len(codes) - bool(flags & Item.PID) - bool(flags & Item.TIME)
@@ -331,7 +339,7 @@ def _clock(seconds: int) -> str:
 
 
 def _unnamed(data: bytes, word_size: int, byte_order: ByteOrder) -> str:
-    """Return data without a description: as their items, else in hexadecimal."""
+    """Return data without a template: as self-describing items if they consist of these, else in hexadecimal."""
     from dprobes.record.log_record import split_items
 
     items = split_items(data, word_size, byte_order)

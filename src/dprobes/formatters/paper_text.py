@@ -216,7 +216,11 @@ class TextFormatter:
         return self(decode_record(record), place)
 
     def _way(self, begin: bytes) -> CompiledTemplate | None:
-        """Return the compiled template for records with these first bytes; None if they have to be decoded."""
+        """
+        Return the compiled template for records that begin with these bytes; None if they have to be decoded.
+
+        ``begin`` are the first ``CODES_END`` bytes: the flag word and the codes.
+        """
         template = None
         codes = codes_in(begin)
         if codes is not None and not codes.flags & (Item.STACK_TRACE | Item.CUT):

@@ -54,12 +54,16 @@ class RecordedNames:
         self.know(source)
 
     def know(self, source: RecordSource) -> None:
-        """Update the description of the program."""
+        """Replace the description of the program, with its templates, by ``source``."""
         self._ways.clear()
         self._templates = ProgramTemplates.of_source(source)
 
     def located(self, records: Sequence[bytes], places: Iterable[Place]) -> list[LocatedCode]:
-        """Return the locations of the addresses in records that can be located; most programs have none."""
+        """
+        Return the module and function of each code address in encoded records, as far as they can be determined.
+
+        ``places`` has the probepoint of each record. Most programs log no addresses: the result is then empty.
+        """
         found: dict[int, LocatedCode] = {}
         if isinstance(records, TableBytes) and isinstance(places, TablePlaces):
             for table in map(RecordTable.of_rows, filter(len, records.table.parts)):
@@ -100,7 +104,11 @@ class RecordedNames:
 
     @staticmethod
     def _addresses(record: LogRecord, way: _Way, *, has_ip: bool) -> Iterator[tuple[int, bool]]:
-        """Iterate over the addresses in a record, each with True for a return address."""
+        """
+        Iterate over the code addresses in a record, each with True if it is a return address.
+
+        ``has_ip`` includes the instruction pointer of the hit.
+        """
         if has_ip and record.ip is not None:
             yield record.ip, False
         if way.template is not None and way.fields and not record.is_stack_trace:

@@ -35,7 +35,7 @@ def names_for(
     """
     Return the provider of names for the addresses in tables; one without names if there are no addresses.
 
-    With ``live`` the addresses are of processes of this machine; ``carried`` are the names in their trace file.
+    ``live`` is true if the addresses are of processes of this machine; ``carried`` are the names in their trace file.
     """
     if not has_addresses(tables):
         return NO_NAMES
@@ -72,7 +72,7 @@ class ProcessAddresses:
         return () if name is None else name.inlined_texts
 
     def located(self, contents: Sequence[TableContents]) -> list[LocatedCode]:
-        """Return the locations of the addresses in tables that can be located."""
+        """Return the module and function of each code address in keyed tables, as far as they can be determined."""
         found: dict[int, LocatedCode] = {}
         for address, pid in dict.fromkeys(each for table in contents for each in _addresses(table)):
             located = self._symboliser.located(address, self._record(address, pid), None)

@@ -40,7 +40,7 @@ _UNITS = {Unit.NONE: ("", 1), Unit.BYTES: ("_bytes", 1), Unit.NANOSECONDS: ("_se
 
 
 def exposition(contents: Sequence[TableContents], names: Names = NO_NAMES) -> str:
-    """Return the tables as one text in this format; ``names`` names the addresses in keys."""
+    """Return tables in the Prometheus text exposition format; ``names`` names the addresses in keys."""
     return "".join(f"{line}\n" for each in contents for line in _lines(each, names))
 
 
@@ -112,7 +112,11 @@ def _labels(table: Table, row: TableRow, names: Names) -> str:
 
 
 def labels_of(table: Table, row: TableRow, names: Names) -> dict[str, str]:
-    """Return the fields of a key by the names of their labels; a value that is not a number is the label ``value``."""
+    """
+    Return the Prometheus labels of a row: the fields of its key, and ``value`` for a value that is not a number.
+
+    ``names`` names addresses.
+    """
     found: dict[str, str] = {}
     for number, (key, part) in enumerate(zip(table.keys, parts_of(table, row.key, names), strict=True)):
         name = _LABELS.get(key.kind, f"key{number}")

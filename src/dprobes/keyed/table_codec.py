@@ -39,7 +39,7 @@ _STATEMENT = re.compile(
 
 
 def encode_tables(contents: Sequence[TableContents]) -> bytes:
-    """Return the binary form of tables with their rows."""
+    """Return keyed tables with their rows in the binary form of trace files."""
     parts = [_COUNT.pack(len(contents))]
     for each in contents:
         text = str(each.table).encode()

@@ -61,7 +61,7 @@ class KeyedStore(Protocol):
         """Delete all entries, and reset the number of lost tallies."""
 
     def contents(self) -> TableContents:
-        """Return the current contents."""
+        """Return a copy of the rows and of the number of lost values."""
 
 
 class TableReader:
@@ -78,7 +78,7 @@ class TableReader:
         return f"{type(self).__name__}({contents.table}, {sorted(contents.rows)}, lost={contents.lost})"
 
     def contents(self) -> TableContents:
-        """Return the current contents."""
+        """Return a copy of the rows and of the number of lost values."""
         rows = []
         for entry in range(self._cells[_USED]):
             start = _HEAD + entry * self._stride
@@ -102,7 +102,7 @@ class TableStore(TableReader):
 
     @classmethod
     def taken_over(cls, table: Table, cells: memoryview) -> Self:
-        """Return the store for memory whose previous writer has stopped."""
+        """Return the store of ``table`` in memory ``cells`` that another writer, which has stopped, has filled."""
         store = cls(table, cells)
         for entry in range(cells[_USED]):
             start = _HEAD + entry * store._stride

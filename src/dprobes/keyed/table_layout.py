@@ -226,7 +226,11 @@ def quotient(total: int, count: int) -> int:
 
 
 def shown_value(table: Table, cells: Sequence[int]) -> int:
-    """Return the signed number that ``push table`` pushes for a value; 1 for a string or a call stack."""
+    """
+    Return the signed number that ``push table`` pushes for a value; 1 for a string or a call stack.
+
+    For ``stats`` this is the count.
+    """
     if table.keeps_bytes:
         return 1
     match table.kind:
@@ -326,7 +330,7 @@ STACK_ENDS = {
 
 
 class Names(Protocol):
-    """A provider of names for addresses."""
+    """A provider of symbolic names for the addresses in keyed tables."""
 
     def name_of(self, address: int, pid: int | None) -> str | None:
         """
@@ -358,12 +362,16 @@ NO_NAMES: Names = _NoNames()
 
 
 def parts_of(table: Table, key: bytes, names: Names = NO_NAMES) -> tuple[Part, ...]:
-    """Return the fields of a key as displayed; the frames of a stack are the innermost first."""
+    """Return the fields of a key as displayed; a call stack is a list of frame names, innermost first."""
     return _parts(table.keys, key, names)
 
 
 def kept_part(table: Table, cells: Sequence[int], names: Names = NO_NAMES) -> str | list[str]:
-    """Return a stored string or call stack as displayed; the frames of a stack are the innermost first."""
+    """
+    Return the string or call stack that a table keeps as a value, as displayed.
+
+    ``cells`` are the value. A call stack is a list of frame names, innermost first; ``names`` names its addresses.
+    """
     assert table.value is not None
     found = _parts((table.value,), struct.pack(f"{len(cells)}Q", *cells), names)[0]
     assert not isinstance(found, int)

@@ -82,7 +82,7 @@ def power_text(exponent: int) -> str:
 
 
 def power_bucket_label(bucket: int, unit: Unit = Unit.NONE) -> str:
-    """Return the label of a bucket by powers of two (``bucket_of``)."""
+    """Return the label of bucket ``bucket`` of a power-of-two histogram, such as ``[64, 128)``, or ``[4K, 8K)``."""
     if unit is not Unit.NONE:
         low, high = quantity(1 << max(abs(bucket) - 1, 0), unit), quantity(1 << abs(bucket), unit)
         if bucket in (-1, 0, 1):
@@ -95,7 +95,7 @@ def power_bucket_label(bucket: int, unit: Unit = Unit.NONE) -> str:
 
 
 def bucket_label(table: Table, bucket: Bucket) -> str:
-    """Return the label of a table's bucket."""
+    """Return the label of a bucket of a table's histogram, such as ``[64, 128)``."""
     low, high = bucket
     if low is None:
         assert high is not None
@@ -140,7 +140,8 @@ def ordered_rows(contents: TableContents, rows: int | None = None) -> list[Table
     """
     Return the rows sorted by value, the greatest last.
 
-    With ``rows`` return only that many with the greatest values, and none whose number has returned to 0.
+    ``rows`` is the maximum number of rows, which are those with the greatest values; rows whose number has returned to
+    0 are omitted then. None means all rows.
     """
     table = contents.table
     found = sorted(contents.rows, key=lambda row: (shown_value(table, row.cells), row.key))
@@ -152,7 +153,11 @@ def ordered_rows(contents: TableContents, rows: int | None = None) -> list[Table
 
 
 def table_lines(contents: TableContents, rows: int | None = None, names: Names = NO_NAMES) -> Iterator[str]:
-    """Iterate over the lines of a table; ``rows`` limits the number of rows, ``names`` names addresses."""
+    """
+    Iterate over the lines that show a table: rows by value, the greatest last, with bars for histograms.
+
+    ``rows`` is the maximum number of rows, None for all; ``names`` names addresses.
+    """
     table, name = contents.table, shown_name(contents.table)
     shown = ordered_rows(contents, rows)
     if (hidden := len(contents.rows) - len(shown)) > 0:
@@ -173,7 +178,7 @@ def table_lines(contents: TableContents, rows: int | None = None, names: Names =
 
 
 def lost_text(contents: TableContents) -> str:
-    """Return the message about values whose keys had no room."""
+    """Return the message that values were lost because the table had no room for their keys, with advice."""
     table, values = contents.table, f"{contents.lost} value{'s' if contents.lost > 1 else ''}"
     if table.has_user_stack and len(contents.rows) < table.capacity:
         advice = "use a condition that fewer hits match, or 'sample'; a larger ring only delays this"
@@ -182,12 +187,12 @@ def lost_text(contents: TableContents) -> str:
 
 
 def shown_name(table: Table) -> str:
-    """Return the displayed name of a table."""
+    """Return the name of a table as in DProbes C: ``@NAME``, or ``@`` for the unnamed one."""
     return "@" if table.name == UNNAMED else f"@{table.name}"
 
 
 def value_text(table: Table, cells: Sequence[int], names: Names = NO_NAMES) -> str:
-    """Return the text of a value that is not a histogram."""
+    """Return a value that is not a histogram as displayed; ``names`` names the addresses of a call stack."""
     if table.keeps_bytes:
         return _part_text(kept_part(table, cells, names))
     unit = table.unit
@@ -225,7 +230,7 @@ def _part_text(part: Part) -> str:
 
 
 def quantiles_text(table: Table, cells: Sequence[int]) -> str:
-    """Return the number of a histogram's values, and estimates of their quantiles."""
+    """Return the total count of a histogram, and estimates of its quantiles, as one line."""
     text = f"{sum(cells)} in all"
     found = [(percent, estimated_quantile(buckets_of(table), cells, percent)) for percent in QUANTILES]
     shown = [f"p{percent} {_estimate(value, table)}" for percent, value in found if value is not None]
@@ -273,7 +278,7 @@ def bar_lines(buckets: Sequence[tuple[str, int]]) -> Iterator[str]:
 
 
 def table_json_lines(contents: TableContents, rows: int | None = None, names: Names = NO_NAMES) -> Iterator[str]:
-    """Iterate over the JSON lines of a table; ``rows`` limits the number of rows, ``names`` names addresses."""
+    """Iterate over the results of ``table_objects``, each as a line of JSON."""
     for each in table_objects(contents, rows, names):
         yield json.dumps(each, ensure_ascii=False)
 
@@ -281,7 +286,11 @@ def table_json_lines(contents: TableContents, rows: int | None = None, names: Na
 def table_objects(
     contents: TableContents, rows: int | None = None, names: Names = NO_NAMES
 ) -> Iterator[dict[str, Any]]:
-    """Iterate over the objects of the rows, the greatest value last, and of the lost tallies."""
+    """
+    Iterate over JSON objects for the rows, the greatest value last, and one for the number of lost values.
+
+    ``rows`` is the maximum number of rows, None for all; ``names`` names addresses.
+    """
     table = contents.table
     head: dict[str, Any] = {"table": table.name, "kind": table.kind.value}
     if table.unit is not Unit.NONE:
@@ -293,7 +302,7 @@ def table_objects(
 
 
 def value_object(table: Table, cells: Sequence[int], names: Names = NO_NAMES) -> dict[str, Any]:
-    """Return the object with the fields of a value."""
+    """Return the members of a row's JSON object that show its value, by the kind of the table."""
     if table.keeps_bytes:
         return {"value": kept_part(table, cells, names)}
     match table.kind:

@@ -255,7 +255,7 @@ class Server:
         return True
 
     def _begin(self, end: socket.socket) -> None:
-        """Serve a connection in a thread of its own, if there is room."""
+        """Serve a connected socket in a thread of its own; close it if there are too many connections or threads."""
         if self._make_room(end):
             try:
                 threading.Thread(target=self._converse, args=(end,), name="client", daemon=True).start()
@@ -306,7 +306,7 @@ class Server:
             self._last = time.monotonic()
 
     def _next(self, end: socket.socket, connection: Connection) -> Message | None:
-        """Return the next request, None at the end; between requests there is no time limit."""
+        """Return the next request of a connection; None after its last. Between requests there is no time limit."""
         with self._lock:
             self._waiting[end] = None
         request = None

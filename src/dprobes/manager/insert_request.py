@@ -64,7 +64,11 @@ def checked_insertion(given: InsertArguments) -> InsertRequest:
 
 
 def _engine(text: str) -> tuple[str, str | None]:
-    """Return the name of an engine, and its endpoint if it has one."""
+    """
+    Return the name of an engine and its endpoint, None without one, from a text such as ``gdb=HOST:PORT``.
+
+    Raise ``ManagerError`` for an invalid text, and for an engine that the manager cannot use.
+    """
     try:
         name, argument = named_engine(text)
     except EngineError as error:

@@ -65,11 +65,11 @@ class SharingSymbols:
     files: HeldFiles
 
     def module_of(self, elf: ElfFile) -> Module:
-        """Return the module in a file; raise the same ``TargetError`` as the other provider."""
+        """Return the module in a file; equal files are kept only once. Raise the ``TargetError`` of ``symbols``."""
         return self.symbols.module_of(self.files.same(elf))
 
     def machine(self, host: str) -> str | None:
-        """Return the processor of the module to search, or None, as the other provider does."""
+        """Return the processor of the module to search on a machine ``host``; None means ``host`` itself."""
         return self.symbols.machine(host)
 
     @property
@@ -164,7 +164,7 @@ class _ManagerFace(Face[InsertedProgram]):
     recording: Recording
 
     def load(self, vantage: Vantage) -> ProgramInput:  # noqa: ARG002 - it was compiled elsewhere
-        """Return the program."""
+        """Return the program of the request, with the information for its records."""
         program = joined_program(self.programs)
         is_anywhere = program.modtype is ModuleType.USER and any(not each.is_in_code for each in program.definitions)
         source = record_source(
@@ -232,7 +232,7 @@ def _check_replaceable(replaced: InsertedProgram, engine: str, scope: Scope) -> 
 
 
 def _with_absolute_name(program: Program, directory: str) -> Program:
-    """Return a program in which a relative path of the module is made absolute."""
+    """Return a program in which a relative path of the module is resolved in ``directory``, the client's."""
     name = program.name
     if "/" not in name or name.startswith("/"):
         return program

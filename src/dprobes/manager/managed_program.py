@@ -152,7 +152,7 @@ def _describe_header(program: Program) -> ManagedHeader:
 
 
 def describe_scope(scope: Scope) -> ManagedScope:
-    """Return the description of a scope."""
+    """Return the scope of a program as the object in replies of the manager."""
     if scope.pid is not None:
         return ManagedScope(pid=scope.pid, follow=scope.follow, endpoint=scope.endpoint)
     uid = None if scope.cgroup is not None else scope.uid
@@ -203,7 +203,7 @@ def _describe_probe(major: int, probe: Probepoint, state: tuple[ProbeState, str]
 
 
 def describe_variables(inserted: InsertedProgram, first: int, last: int) -> ProgramVariables:
-    """Return the variables of a single program, those with the indices from ``first`` to ``last``."""
+    """Return the local and per-CPU variables of a program with the indices from ``first`` to ``last``, inclusive."""
     some = slice(first, last + 1)
     return ProgramVariables(
         inserted.name,

@@ -53,7 +53,7 @@ RUNTIME, STATE = "DPROBES_RUNTIME_DIR", "DPROBES_STATE_DIR"
 
 @dataclass(frozen=True, slots=True)
 class ManagerPaths:
-    """The two directories of a manager."""
+    """The directories of a manager: ``runtime`` with its socket and lock, ``state`` with its trace file."""
 
     runtime: Path
     state: Path
@@ -140,7 +140,7 @@ def check_private(path: Path, variable: str) -> None:
     """
     Raise ``ManagerError`` if a directory is another user's, or writable by others; a missing one is accepted.
 
-    Such a directory cannot be trusted: any user may have created a socket in it.
+    In such a directory any user may have created a socket. ``variable`` is the environment variable that sets it.
     """
     try:
         status = path.lstat()

@@ -48,7 +48,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class NoArguments:
-    """The arguments of verbs that have none."""
+    """The arguments of a request whose verb has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +228,7 @@ class ManagedScope:
 
 @dataclass(frozen=True, slots=True)
 class ManagedHeader:
-    """Statements of a program's file header."""
+    """The statements of an inserted program's file header, in replies of the manager."""
 
     modtype: str
     major: int
@@ -318,7 +318,7 @@ class Removal:
 
 @dataclass(frozen=True, slots=True)
 class InsertedPrograms:
-    """The inserted programs."""
+    """The reply that lists the inserted programs."""
 
     programs: tuple[ManagedProgram, ...]
 

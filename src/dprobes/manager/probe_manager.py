@@ -78,7 +78,7 @@ class Manager:
         self.wake_up, self._waking = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
     def close(self) -> None:
-        """Remove every probepoint, and release everything."""
+        """Remove every probepoint of all programs, write the buffered records, and close the log targets."""
         self.is_over = True
         # A verb in progress should end before that; otherwise the exit of the process ends it.
         is_free = self._changing.acquire(timeout=_PATIENCE)
@@ -115,9 +115,10 @@ class Manager:
 
     def answer(self, verb: str, arguments: dict[str, Any], notify: Callable[[Notice], None]) -> dict[str, Any]:
         """
-        Execute a verb and return its result.
+        Execute the verb of a client's request and return its result.
 
-        Raise a subclass of ``DprobesError`` if the request is refused, or the verb is unknown.
+        ``notify`` sends a notice to the client meanwhile. Raise a subclass of ``DprobesError`` if the request is
+        refused, or the verb is unknown.
         """
         if verb not in VERBS:
             raise ManagerError(f"the manager (dprobes {__version__}) has no verb '{verb}'")
@@ -252,7 +253,11 @@ class Manager:
 
     @staticmethod
     def _clear_tables(patterns: Sequence[str], chosen: Sequence[InsertedProgram]) -> None:
-        """Clear tables of programs; raise ``ManagerError`` before that if no name matches a pattern."""
+        """
+        Clear the keyed tables of programs whose names match a pattern.
+
+        Raise ``ManagerError`` before any table is cleared if a pattern matches no name.
+        """
         for pattern in patterns:
             matches = compile_glob(pattern).match
             if not any(matches(table.name) for inserted in chosen for table in inserted.program.tables):
@@ -314,7 +319,7 @@ class Manager:
         return list(chosen)
 
     def _take_away(self, chosen: list[InsertedProgram]) -> list[InsertedProgram]:
-        """End programs concurrently; return those that have not ended."""
+        """End programs concurrently; return those whose probepoints could not be removed in time."""
         for inserted in chosen:
             inserted.stop()
         return [inserted for inserted in chosen if not inserted.wait()]

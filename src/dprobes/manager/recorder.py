@@ -69,7 +69,11 @@ class Recording:
     # Log targets
 
     def add_target(self, name: str, module: str | None, format_name: str) -> bool:
-        """Add a log target; return False for an existing one. Raise ``ManagerError`` for the console."""
+        """
+        Add a log target; return False if it exists already. Raise ``ManagerError`` for the console.
+
+        ``module`` restricts it to the program of this name; None means all programs.
+        """
         target = parse_target(name)
         if target.kind.name == "console":
             raise ManagerError("the manager has no console", hint="'dprobes run --log-target console' has one")
@@ -102,7 +106,7 @@ class Recording:
         return self._targets.statuses()
 
     def close(self) -> None:
-        """Write the queues, and close everything."""
+        """Write the queued records, and close the trace file and the log targets."""
         self._targets.close(limit=_CLOSING_LIMIT)
         with self._lock:
             self._writer.close()
@@ -138,7 +142,7 @@ class Recording:
         return is_written
 
     def announce(self, source: RecordSource, places: Sequence[Place]) -> None:
-        """Announce more probepoints of a program, and update its description."""
+        """Update the description of a program for readers, and add its new probepoints ``places`` to the trace file."""
         with self._lock:
             self._writer.update_program(source.number, source.details())
             self._writer.add_places(source.number, [PlaceEntry.of(place) for place in places])
@@ -169,7 +173,7 @@ def _say(target: str, problem: str) -> None:
 
 
 class ProgramRecords:
-    """A writer for the records of one program."""
+    """A writer of one program's records to the manager's trace file and log targets."""
 
     def __init__(self, recording: Recording, source: RecordSource) -> None:
         self.places: list[Place] = []
@@ -193,5 +197,9 @@ class ProgramRecords:
         return self._recording.write(self._source, records, self.places, self._names)
 
     def end(self, lost: int, tables: Sequence[TableContents] = ()) -> None:
-        """Record the end of the records, and the final contents of keyed tables."""
+        """
+        Record that the program has ended.
+
+        ``lost`` is the number of records lost at the end; ``tables`` are the final contents of its keyed tables.
+        """
         self._recording.end(self._source, lost, tables)

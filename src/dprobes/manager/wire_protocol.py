@@ -110,7 +110,7 @@ NOT_SENT = wire(is_sent=False)
 
 @cache
 def members(kind: Hashable) -> tuple[Member, ...]:
-    """Return the fields of a dataclass's JSON objects."""
+    """Return the members of the JSON objects that represent the dataclass ``kind``."""
     assert isinstance(kind, type)
     found = []
     for each in fields(kind):
@@ -130,7 +130,12 @@ def members(kind: Hashable) -> tuple[Member, ...]:
 
 
 def _type_of(name: str, names: Mapping[str, Any], bounds: tuple[int, int] | None) -> tuple[_Type, type[Any] | None]:
-    """Return the type for an annotation, and the dataclass of an object or of a list's objects."""
+    """
+    Return the JSON type for the annotation ``name``, and the dataclass of an object or of a list's objects.
+
+    ``names`` are those in which annotations are evaluated; ``bounds`` are the inclusive limits of a number. Without an
+    object, the second result is None.
+    """
     if name == "int" and bounds is not None:
         return _Type("number", partial(_bounded, *bounds)), None
     if (simple := _TYPES.get(name)) is not None:
@@ -147,7 +152,7 @@ def _type_of(name: str, names: Mapping[str, Any], bounds: tuple[int, int] | None
 
 
 def encode(value: Any) -> dict[str, Any]:
-    """Return the JSON object of a dataclass."""
+    """Return the JSON object that represents a dataclass, as in ``decode``."""
     found: dict[str, Any] = {}
     for attribute, name, value_type, _, _, _, is_left_out in members(type(value)):  # type: ignore[arg-type]  # classes are hashable
         each = getattr(value, attribute)
@@ -375,7 +380,7 @@ class Connection:
         self._socket.close()
 
     def send(self, message: Message) -> None:
-        """Send a line; raise ``OSError`` on failure."""
+        """Send a message as one line; raise ``OSError`` if the peer has closed the connection."""
         if self._on_silence is None:
             self._socket.sendall(line_of(message))
             return
@@ -422,12 +427,12 @@ class Connection:
 
 
 def line_of(message: Message) -> bytes:
-    """Return a message as an encoded line."""
+    """Return a message as a line of JSON in UTF-8."""
     return json.dumps(message, separators=(",", ":")).encode() + b"\n"
 
 
 def message_of(error: DprobesError) -> Message:
-    """Return the message that reports an error."""
+    """Return the message that reports an error to the client."""
     return {"error": {"kind": type(error).__name__, "message": error.message, "hint": error.hint}}
 
 

@@ -35,7 +35,7 @@ _BUILD_SIZE, _SYMBOL_SIZE, _PLACE_SIZE = 20, 23, 18
 
 
 def write_builds(out: Writer, builds: Sequence[CarriedBuild]) -> None:
-    """Write all builds."""
+    """Write the builds of the module: for each, build ID, path, processor, symbols, and places of definitions."""
     out.u32(len(builds))
     for build in builds:
         out.row("sssI", build.identity, build.path, build.machine, len(build.symbols))
@@ -97,7 +97,7 @@ that name.
 
 
 def write_kernels(out: Writer, kernels: Sequence[CarriedKernel]) -> None:
-    """Write all kernels."""
+    """Write the builds of the kernel for which the program was compiled: for each, its identity and places."""
     out.u32(len(kernels))
     for kernel in kernels:
         out.row("sssI", kernel.identity, kernel.path, kernel.module, len(kernel.areas))
@@ -165,7 +165,7 @@ _CODE_SIZE, _MAP_SIZE = 29, 9
 
 
 def write_ebpf(out: Writer, codes: Sequence[EbpfCode]) -> None:
-    """Write the code of all handlers."""
+    """Write the section with the eBPF code of all handlers."""
     out.u32(len(codes))
     for code in codes:
         out.row("sIssI", code.machine, code.definition, code.loops, code.problem, code.scratch)

@@ -92,7 +92,7 @@ class StoredImage:
 
 
 def write_images(out: Writer, images: Mapping[str, CodeImage]) -> None:
-    """Write the encodings of a program."""
+    """Write the encoded code of a program for each processor, by the processor's name."""
     out.u32(len(images))
     for name, image in images.items():
         out.row("sb", name, image.data)
@@ -188,7 +188,11 @@ class _Encoded:
         tables: Sequence[str],
         target: Architecture,
     ) -> Operand:
-        """Return the source operand of an encoded operand; raise KeyError or ValueError if there is none."""
+        """
+        Return the operand in source form; raise KeyError or ValueError if the encoded operand has none.
+
+        ``note`` is the note on the instruction, None without one. The mappings give names to encoded numbers.
+        """
         row, value = encoded.row, encoded.operand
         kind = row.operand_kind if row is not None else None
         expected = {NoteKind.REGISTER: OperandKind.REGISTER, NoteKind.NEGATIVE: OperandKind.VALUE,

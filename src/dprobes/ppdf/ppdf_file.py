@@ -193,7 +193,7 @@ def _decode(data: bytes, *, is_companion: bool) -> Ppdf:
 
 
 def _read_companions(reader: Reader, program: Program) -> tuple[Ppdf, ...]:
-    """Return the programs for other modules; each is a file in this one."""
+    """Return the companions of a program, those for other modules; each is a complete PPDF inside this one."""
     found = []
     for number in range(reader.count(_COMPANION_SIZE, "companions")):
         size = reader.count(1, "bytes of a companion")

@@ -73,7 +73,11 @@ class Section(NamedTuple):
 
 
 def pack(sections: dict[str, bytes], minor: int = MINOR, major: int = MAJOR) -> bytes:
-    """Return the file with these sections; raise ``FormatError`` if it is too large."""
+    """
+    Return a PPDF with these sections: the header, the table of sections, and their contents by name.
+
+    Raise ``FormatError`` if it is too large.
+    """
     offset = _TABLE + _ROW.size * len(sections)
     size = offset + sum(len(data) for data in sections.values())
     if size > SIZE_MAX:
@@ -191,19 +195,19 @@ class Writer:
         self.all_strings = strings
 
     def u8(self, value: int) -> None:
-        """Write one byte."""
+        """Write an unsigned number as one byte."""
         self.data += _U8.pack(value)
 
     def u16(self, value: int) -> None:
-        """Write two bytes."""
+        """Write an unsigned number as two bytes, little-endian."""
         self.data += _U16.pack(value)
 
     def u32(self, value: int) -> None:
-        """Write four bytes."""
+        """Write an unsigned number as four bytes, little-endian."""
         self.data += _U32.pack(value)
 
     def u64(self, value: int) -> None:
-        """Write eight bytes."""
+        """Write an unsigned number as eight bytes, little-endian."""
         self.data += _U64.pack(value)
 
     def wide(self, value: int) -> None:
@@ -266,11 +270,15 @@ class Reader:
         self._position = offset - self._base
 
     def fail(self, message: str, offset: int | None = None, hint: str | None = None) -> NoReturn:
-        """Raise ``FormatError``, by default at the next field."""
+        """Raise ``FormatError`` for the byte at ``offset`` in the file; None means the next field."""
         raise FormatError(f"{self._what}: {message}", offset=self.offset if offset is None else offset, hint=hint)
 
     def take(self, size: int, what: str) -> memoryview:
-        """Consume and return the next ``size`` bytes."""
+        """
+        Consume and return the next ``size`` bytes; raise ``FormatError`` if the section is shorter.
+
+        ``what`` names the field in messages, here and in the other methods.
+        """
         left = len(self._data) - self._position
         if size > left:
             self.fail(f"expected {what} of {size} bytes, found only {left} bytes")
@@ -279,19 +287,19 @@ class Reader:
         return self._data[start : self._position]
 
     def u8(self, what: str) -> int:
-        """Return a number of one byte."""
+        """Consume and return an unsigned number of one byte."""
         return self.take(1, what)[0]
 
     def u16(self, what: str) -> int:
-        """Return a number of two bytes."""
+        """Consume and return an unsigned number of two bytes."""
         return int.from_bytes(self.take(2, what), "little")
 
     def u32(self, what: str) -> int:
-        """Return a number of four bytes."""
+        """Consume and return an unsigned number of four bytes."""
         return int.from_bytes(self.take(4, what), "little")
 
     def u64(self, what: str) -> int:
-        """Return a number of eight bytes."""
+        """Consume and return an unsigned number of eight bytes."""
         return int.from_bytes(self.take(8, what), "little")
 
     def wide(self, what: str) -> int:
@@ -311,7 +319,7 @@ class Reader:
         return bool(value)
 
     def below(self, limit: int, what: str) -> int:
-        """Return a number of four bytes that is below a limit."""
+        """Consume a number of four bytes, and return it; raise ``FormatError`` unless it is below ``limit``."""
         at = self.offset
         value = self.u32(what)
         if value >= limit:
@@ -319,7 +327,7 @@ class Reader:
         return value
 
     def below_byte(self, limit: int, what: str) -> int:
-        """Return a number of one byte that is below a limit."""
+        """Consume a number of one byte, and return it; raise ``FormatError`` unless it is below ``limit``."""
         at = self.offset
         value = self.u8(what)
         if value >= limit:
@@ -327,7 +335,11 @@ class Reader:
         return value
 
     def below_or_none(self, limit: int, what: str) -> int | None:
-        """Return a number of four bytes that is below a limit, or None for NONE."""
+        """
+        Consume a number of four bytes, and return it, or None for NONE.
+
+        Raise ``FormatError`` unless it is below ``limit`` or NONE.
+        """
         at = self.offset
         value = self.u32(what)
         if value != NONE and value >= limit:
@@ -335,29 +347,29 @@ class Reader:
         return None if value == NONE else value
 
     def string(self, what: str) -> str:
-        """Return a string."""
+        """Consume the number of a string in the table of strings, and return that string."""
         return self._strings[self.below(len(self._strings), f"the number of a string for {what}")]
 
     def string_or_none(self, what: str) -> str | None:
-        """Return a string, or None for NONE."""
+        """Consume the number of a string in the table of strings, and return that string, or None for NONE."""
         number = self.below_or_none(len(self._strings), f"the number of a string for {what}")
         return None if number is None else self._strings[number]
 
     def strings(self, what: str) -> tuple[str, ...]:
-        """Return the strings after their count."""
+        """Consume a count and that number of references to the table of strings, and return these strings."""
         return tuple(self.string(what) for _ in range(self.count(4, what)))
 
     def numbers(self, what: str) -> tuple[int, ...]:
-        """Return the 32-bit numbers after their count."""
+        """Consume a count and that number of 32-bit numbers, and return these numbers."""
         count = self.count(4, what)
         return struct.unpack(f"<{count}I", self.take(4 * count, what))
 
     def block(self, what: str) -> bytes:
-        """Return the bytes after their count."""
+        """Consume a count and that number of bytes, and return these bytes."""
         return bytes(self.take(self.count(1, what), what))
 
     def text(self, what: str) -> str:
-        """Return a string that is not in the table of strings and may have several lines."""
+        """Consume a count and that number of bytes in UTF-8, and return the string, which may have several lines."""
         data = self.block(what)
         try:
             return data.decode()
@@ -374,7 +386,7 @@ class Reader:
         return value
 
     def end(self) -> None:
-        """Raise ``FormatError`` if any bytes are left."""
+        """Raise ``FormatError`` if the section has bytes that were not consumed."""
         left = len(self._data) - self._position
         if left:
             self.fail(f"expected the end, found {left} more bytes")

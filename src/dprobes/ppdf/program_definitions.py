@@ -97,7 +97,7 @@ class Spans:
         return self._rows.setdefault((file, line, column, length, name, body), len(self._rows))
 
     def write(self, out: Writer) -> None:
-        """Write files, lines and spans."""
+        """Write the source files, their lines, and the table of spans."""
         out.u32(len(self._files))
         for file, lines in zip(self._files, self._lines, strict=True):
             out.row("sI", file.name, len(lines))

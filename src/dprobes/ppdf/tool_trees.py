@@ -97,7 +97,7 @@ def _byte_of(type_: CType) -> int:
 
 
 def write_blocks(out: Writer, tool: ToolProgram, spans: Spans) -> None:
-    """Write the program of the tool, without functions that no block calls."""
+    """Write the syntax trees of the blocks of the tool, and of the functions that they call."""
     trees = _TreeWriter(Writer(out.all_strings), spans, {name: n for n, name in enumerate(tool.tables)})
     for block in tool.blocks:
         kind, written, span = BLOCK_KINDS.index(block.block.kind), block.block.written, spans.number(block.block.span)
@@ -202,7 +202,7 @@ class _Surroundings(NamedTuple):
     word_size: int
 
     def cells(self, type_: CType) -> int:
-        """Return the number of cells of a number."""
+        """Return the number of cells of the RPN stack that a value of the numeric type ``type_`` takes: 1 or 2."""
         return 2 if (size_of(type_) or 0) > self.word_size else 1
 
 
@@ -265,7 +265,7 @@ class _TreeReader:
         return ValueKind(number)
 
     def _node(self, kind: ValueKind, at: int) -> Argument:
-        """Read the type of a value, and its fields."""
+        """Read a value after its kind: its type, then the fields of that kind; ``at`` is its offset for messages."""
         layout, byte_at = OF_VALUES[kind], self.reader.offset
         byte = self.reader.u8("a type")
         if (type_ := _TYPES.get(byte)) is None:
@@ -362,7 +362,7 @@ class _TreeReader:
         return found
 
     def _fits(self, key: Key, value: Argument) -> bool:
-        """Return whether a value fits a key."""
+        """Return whether the type of a value that was read is the type of a table's key."""
         match value:
             case typed_values.CommName():
                 return key.kind is KeyKind.COMM
@@ -374,7 +374,11 @@ class _TreeReader:
         return key.kind in _NUMBERS
 
     def tallied(self, _: str, partial: _Partial) -> Argument | None:
-        """Read the value of a tally: a string or stack if the table keeps these, a number if it takes one, or None."""
+        """
+        Read the value of a ``tally`` statement, whose table ``partial`` has.
+
+        It is a string or stack if the table keeps these, a number if the table takes one, otherwise None.
+        """
         at, table = self.reader.offset, self._around.tables[partial.found["table"]]
         if table.keeps_bytes:
             kept = self._argument()
@@ -491,7 +495,11 @@ class _Layout(NamedTuple):
 
 
 def _plain(kind: str, what: str = "") -> _Field:
-    """Return a field that the methods called ``kind`` of ``Writer`` and ``Reader`` write and read."""
+    """
+    Return a field that is not a tree: ``kind`` names the methods of ``Writer`` and ``Reader`` for it.
+
+    ``what`` names the field in messages.
+    """
     writes = {"flag": "u8", "text": "block"}.get(kind, kind)
 
     def write(trees: _TreeWriter, value: Any) -> None:

@@ -266,7 +266,11 @@ _LINE_MAX = 2147483647
 def run_directives(
     cleaned: Cleaned, diagnostics: Diagnostics, defines: Sequence[tuple[str, str]], include_dirs: Sequence[Path]
 ) -> Preprocessed:
-    """Return the preprocessed text; errors go to ``diagnostics``."""
+    """
+    Return the text after execution of its directives and macro expansion; errors go to ``diagnostics``.
+
+    ``defines`` are the names and values of macros, ``include_dirs`` the directories of ``#include``.
+    """
     driver = _Driver(cleaned.source, diagnostics, include_dirs)
     try:
         for name, value in defines:
@@ -319,7 +323,7 @@ class _File:
 
 
 class _Driver:
-    """The preprocessor of files."""
+    """The execution of the directives of a source file and of the files that it includes."""
 
     def __init__(self, source: SourceFile, diagnostics: Diagnostics, include_dirs: Sequence[Path]) -> None:
         self.out = TextBuilder(source)
@@ -343,7 +347,7 @@ class _Driver:
             error.report(self._diagnostics)
 
     def file(self, cleaned: Cleaned) -> None:
-        """Preprocess one file; raise ``StopError`` if all files together have too much text."""
+        """Preprocess one file, and append its text to the result; raise ``StopError`` if the result is too long."""
         self._read += len(cleaned.source.text)
         if self._read > TEXT_LIMIT:
             raise StopError(
@@ -442,7 +446,11 @@ class _Driver:
             raise DirectiveError(f"unknown directive '#{name}'", hint=hint)
 
     def _renumber(self, file: _File, arguments: list[Token]) -> None:
-        """Apply ``#line NUMBER ["FILE"]`` (C11 6.10.4): the next line has that number, in a file of that name."""
+        """
+        Apply ``#line NUMBER ["FILE"]`` (C11 6.10.4): the next line has that number, in a file of that name.
+
+        ``arguments`` are the tokens after ``#line``.
+        """
         words = [token for token in arguments if token.kind != "blank"]
         is_number = bool(words) and words[0].kind == "number" and words[0].text.isdecimal()
         number = int(words[0].text) if is_number and len(words[0].text) <= len(str(_LINE_MAX)) else 0
@@ -474,7 +482,11 @@ class _Driver:
         group.taken = group.taken or group.active
 
     def _holds(self, name: str, arguments: list[Token], place: Span) -> bool:
-        """Return whether the condition is true; report a malformed one, which counts as false."""
+        """
+        Return whether the condition of ``#name`` is true: an ``if``, ``ifdef``, ``ifndef``, or an ``elif`` of these.
+
+        A malformed condition is reported at ``place``, and counts as false.
+        """
         kind = name.removeprefix("el")
         try:
             if kind == "if":

@@ -83,7 +83,7 @@ class _Files:
 
 
 def _report(output: str, files: _Files, diagnostics: Diagnostics) -> bool:
-    """Report the messages as diagnostics, and return whether one is an error."""
+    """Add the messages in the preprocessor's output to ``diagnostics``; return whether one is an error."""
     found = False
     for line in output.splitlines():
         matched = _MESSAGE.fullmatch(line)

@@ -103,7 +103,7 @@ def strip(tokens: list[Token]) -> list[Token]:
 
 
 def would_join(first: Token, second: Token) -> bool:
-    """Return whether two tokens that are not adjacent in the source would form other tokens without a blank."""
+    """Return whether two tokens, printed without a blank between them, would be read as other tokens."""
     if "blank" in (first.kind, second.kind):
         return False
     if first.use is None and second.use is None and first.place.end == second.place.start:
@@ -179,7 +179,11 @@ class Macro:
     def _body_for(
         self, arguments: Mapping[str, list[Token]], expand: Callable[[list[Token]], list[Token]]
     ) -> Sequence[Token]:
-        """Return the body with each ``__VA_OPT__(...)`` replaced by its contents or a placemarker (C23 6.10.5.2)."""
+        """
+        Return the body with each ``__VA_OPT__(...)`` replaced by its contents or a placemarker (C23 6.10.5.2).
+
+        ``arguments`` are those of the call by parameter; ``expand`` expands the macros in the variable ones.
+        """
         if not any(token.kind == "optional" for token in self.body):
             return self.body
         assert self.parameters is not None
@@ -289,7 +293,11 @@ def _mark_optional(body: list[Token]) -> list[Token]:
 
 
 def _parenthesised(body: list[Token], start: int, name: Token) -> tuple[list[Token], int]:
-    """Return the tokens between the parentheses that follow ``start``, and the index after them."""
+    """
+    Return the tokens between the parentheses after index ``start`` of a body, and the index after them.
+
+    ``name`` is the token that needs the parentheses, for the error.
+    """
     while start < len(body) and body[start].kind == "blank":
         start += 1
     depth = 0
@@ -315,7 +323,11 @@ def _stringise(argument: list[Token], operator: Token) -> Token:
 
 
 def _paste(left: Token, right: Token, place: Span) -> list[Token]:
-    """Return the tokens of the joined text; more than one is undefined in C, but common in assembler programs."""
+    """
+    Return the tokens of ``left`` and ``right`` joined by ``##``; ``place`` is that of the macro call.
+
+    More than one token is undefined in C, but common in assembler programs.
+    """
     if not right.text or not left.text:
         return [left if left.text else right]
     text = left.text + right.text
@@ -391,7 +403,12 @@ class Macros:
         return result
 
     def _push(self, stack: list[Token], body: list[Token], name: Token, place: Span, hide: frozenset[str]) -> None:
-        """Push the replaced body of the macro ``name``, used at ``place``, in front of the unread tokens."""
+        """
+        Push a macro's body, with arguments substituted, onto the stack of unread tokens for rescanning.
+
+        ``name`` is the replaced token, ``place`` that of the macro call. ``hide`` are the macros that are not expanded
+        in the body (Prosser's algorithm).
+        """
         hide |= {name.text}
         if len(hide) > _MACRO_DEPTH:
             raise StopError(f"macros nest more than {_MACRO_DEPTH} deep", name.outermost())
@@ -406,7 +423,12 @@ class Macros:
     def _call(
         self, stack: list[Token], macro: Macro, name: Token, more: Callable[[], list[Token]] | None
     ) -> tuple[list[list[Token]], Token] | None:
-        """Remove the arguments of a call and its ')' from the stack, and return them; return None if no '(' follows."""
+        """
+        Remove the arguments of a macro call and its ')' from ``stack``, and return both; return None if no '(' follows.
+
+        ``more`` returns the tokens of the next line, none at the end; None as ``more`` means that the call has to end
+        in ``stack``.
+        """
         blanks: list[Token] = []
         while not stack or stack[-1].kind == "blank":
             if stack:
@@ -440,7 +462,11 @@ class Macros:
                 arguments[-1].append(token)
 
     def _bind(self, macro: Macro, found: list[list[Token]], name: Token) -> dict[str, list[Token]] | None:
-        """Return the arguments by parameter, without omitted variable ones; report a wrong number and return None."""
+        """
+        Return the arguments of a call by parameter, without omitted variable ones.
+
+        ``found`` are the arguments between the commas. Report a wrong number of them, and return None.
+        """
         assert macro.parameters is not None
         arguments = [strip(argument) for argument in found]
         wanted = len(macro.parameters)

@@ -162,7 +162,7 @@ class TextBuilder:
         return "".join(reversed(parts))
 
     def build(self) -> Preprocessed:
-        """Return the text."""
+        """Return the appended text with its origins in source files."""
         pieces = self._pieces or [Piece(0, self._source, len(self._source.text), None)]
         return Preprocessed("".join(self._parts), pieces)
 
@@ -181,7 +181,7 @@ class TextBuilder:
 
 
 def _join(first: Span, last: Span) -> Span:
-    """Return the span that covers both; within one use of a macro, cover both places of its body."""
+    """Return the span that covers both; if both are in one macro call, also both places in the macro's body."""
     outer: list[tuple[Span, Expansion]] = []
     while (
         first.expansion is not None
@@ -224,7 +224,7 @@ class Cleaned(NamedTuple):
 
 def clean(source: SourceFile) -> Cleaned:
     """
-    Return the text without comments, with continued lines joined.
+    Return the text of a source file without comments, with continued lines joined.
 
     A block comment becomes a space and its newlines. The newlines of a comment within a directive, and of continued
     lines, follow at the end of the joined line.

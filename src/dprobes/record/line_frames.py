@@ -51,7 +51,7 @@ _KNOWN = sum(Item)
 
 
 class Frame(NamedTuple):
-    """An encoded record."""
+    """A record found in a stream, still encoded."""
 
     record: bytes
 
@@ -165,7 +165,7 @@ class FrameDecoder:
 
 
 def _is_header(word: bytes, order: ByteOrder, size: int) -> bool:
-    """Return whether a header of ``size`` bytes can begin with this flag word."""
+    """Return whether a record header of ``size`` bytes can begin with this flag word in byte order ``order``."""
     flags, its_order = flag_word(word)
     if its_order != order or flags & ~_KNOWN:
         return False

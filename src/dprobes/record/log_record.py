@@ -298,7 +298,7 @@ def _there(value: _T | None, name: str) -> _T:
 
 @cache
 def header_struct(flags: int, byte_order: ByteOrder) -> struct.Struct:
-    """Return the ``struct`` of the flag word and the items before the process name, for ``flags``."""
+    """Return the ``struct`` of the flag word and the header items before the process name that ``flags`` announce."""
     wide = bool(flags & Item.WIDE)
     codes = "".join(
         _CODES.get(item, "I") if wide or item is Item.TIME else "I" for item, _ in FIXED_ITEMS if flags & item

@@ -262,7 +262,7 @@ class PackedRows(Rows):
         return len(self.first)
 
     def rows(self) -> bytes:
-        """Return the bytes of all rows."""
+        """Return the bytes of all rows: encoded records of equal size, each preceded by its probepoint number."""
         size = len(self.first)
         rows = bytearray(self.first * self._count)
         for place, plane in self.planes.items():
@@ -401,7 +401,7 @@ class PackedRows(Rows):
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
-        """Return the concatenation of packed rows, which must have one shape and row size."""
+        """Return the rows of ``parts`` in their order; all parts must have the same shape and row size."""
         if len(parts) == 1:
             return parts[0]
         size, same = len(parts[0].first), int.from_bytes(parts[0].first, "little")
@@ -423,7 +423,7 @@ class PackedRows(Rows):
         return type(self)(len(wanted), first, {place: p for place, p in planes.items() if p.strip(p[:1])})
 
     def headers(self) -> PackedRows:
-        """Return these rows."""
+        """Return these rows: a packed row contains its header items."""
         return self
 
     def begins(self, size: int) -> set[bytes]:
@@ -443,7 +443,7 @@ class PackedRows(Rows):
         return found
 
     def renumbered(self, number_of: Callable[[int], int]) -> Self:
-        """Return the same records with renumbered probepoints."""
+        """Return the same records, with each probepoint number replaced by the result of ``number_of``."""
         probes = self.probes()
         if isinstance(probes, int):
             number = number_of(probes)

@@ -51,7 +51,7 @@ class RecordTable(Sequence[tuple[int, bytes]]):
 
     @classmethod
     def of_rows(cls, rows: PackedRows) -> Self:
-        """Return the table of records of one shape."""
+        """Return a table with ``rows`` as its only part."""
         return cls((rows,), bytes(len(rows)))
 
     @classmethod
@@ -74,7 +74,7 @@ class RecordTable(Sequence[tuple[int, bytes]]):
 
     @classmethod
     def joined(cls, several: Iterable[Self]) -> Iterator[Self]:
-        """Iterate over the joined tables of successive tables; a new one begins when PARTS_MAX shapes are exceeded."""
+        """Iterate over tables that are concatenations of successive ones, each with at most PARTS_MAX shapes."""
         known: dict[tuple[RowShape, int], int] = {}
         groups: list[list[PackedRows]] = []
         order: list[bytes] = []
@@ -149,7 +149,7 @@ class RecordTable(Sequence[tuple[int, bytes]]):
         return list(in_order(self.order, spread))
 
     def renumbered(self, number_of: Callable[[int], int]) -> Self:
-        """Return the same records with renumbered probepoints."""
+        """Return the same records, with each probepoint number replaced by the result of ``number_of``."""
         return type(self)([part.renumbered(number_of) for part in self.parts], self.order)
 
 
@@ -186,7 +186,7 @@ def _name_place(head: bytes) -> int | None:
 
 
 class TableBytes(Sequence[bytes]):
-    """The records of a table without their probepoints."""
+    """The encoded records of a table in their order, without probepoint numbers."""
 
     __slots__ = ("_known", "table")
 

@@ -45,7 +45,11 @@ _MOVES_TSP = frozenset({"restore tsp", "callk", "callk <name>"})
 
 
 def stack_effect(instruction: Instruction, architecture: Architecture, tables: Sequence[Table] = ()) -> StackEffect:
-    """Return the effect of ``instruction`` on the RPN stack of a processor; ``tables`` are those of the program."""
+    """
+    Return the numbers of cells that an instruction pops from and pushes onto the RPN stack of a processor.
+
+    ``tables`` are the keyed tables of the program, whose keys ``tally`` pops.
+    """
     row, operand = instruction.row, instruction.operand
     if row.group is Group.TABLE:
         return _effect_on_table(instruction, architecture.word_size, tables)

@@ -305,7 +305,7 @@ class Table:
         return sum(key.popped(word_size) for key in self.keys)
 
     def tallied_cells(self, word_size: int) -> int:
-        """Return the number of cells that ``tally`` pops for a value."""
+        """Return the number of cells that ``tally`` pops for the value, in addition to ``key_cells``."""
         if self.value is not None:
             return self.value.popped(word_size)
         return int(self.kind.takes_value)

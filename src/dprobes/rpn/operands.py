@@ -172,7 +172,11 @@ def _split_at_commas(tokens: Sequence[WordToken]) -> list[list[WordToken]]:
 
 @lru_cache(_SIGNATURES)
 def _form(operator: str, signature: tuple[str, ...]) -> Row | Alias | None:
-    """Return the row or the old spelling with this operator and these kinds of operands; None if there is none."""
+    """
+    Return the instruction, or its old spelling, with this operator and operands that match ``signature``.
+
+    Return None if there is none. ``signature`` has the result of ``_meaning`` for each operand.
+    """
     # The form with the most literal words takes precedence: "push lv" is the instruction on variables, not a symbol
     # called lv. Among equals, the old spelling does: "push eax" is the register, not a symbol called eax.
     return max(

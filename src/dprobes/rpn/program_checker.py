@@ -96,7 +96,11 @@ def _check_cell(instruction: Instruction, depth: int, diagnostics: Diagnostics) 
 
 
 def _check_room(logmax: int, code: Code, word_size: int, diagnostics: Diagnostics) -> None:
-    """Warn of the first instruction that certainly logs more than the log buffer can hold."""
+    """
+    Warn of the first instruction whose logged data certainly exceed the log buffer.
+
+    ``logmax`` is the size of the buffer in bytes.
+    """
     least: dict[int, int] = {}
     todo = [(0, 0)] if code.instructions else []
     while todo:

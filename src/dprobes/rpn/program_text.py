@@ -46,7 +46,7 @@ U16, U32, S32 = limits(2)[1], limits(4)[1], limits(4, is_signed=True)[1]
 
 
 class Header(Enum):
-    """The header to which a keyword belongs."""
+    """The kind of header to which a keyword belongs: the file header, or that of a probepoint."""
 
     FILE = "the file header"
     POINT = "a probepoint header"

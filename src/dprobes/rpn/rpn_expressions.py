@@ -41,7 +41,7 @@ __all__ = [
 
 
 class TokenKind(Enum):
-    """The kind of a token."""
+    """Kinds of tokens in statements of RPN source."""
 
     NAME = "name"
     NUMBER = "number"

@@ -52,7 +52,7 @@ def parse(text: Preprocessed, diagnostics: Diagnostics) -> Program | None:
 
 
 class _Block:
-    """Code under construction."""
+    """Instructions and labels of a handler or procedure that is being parsed."""
 
     def __init__(self) -> None:
         self.instructions: list[Instruction] = []

@@ -294,7 +294,7 @@ class Program:
             yield procedure.code
 
     def keeps_log_on_fault(self, definition: ProbeDefinition) -> bool:
-        """Return whether a record is kept if the probed instruction faults."""
+        """Return whether a hit of a definition is recorded although the probed instruction faults (``logonfault``)."""
         return self.logonfault if definition.logonfault is None else definition.logonfault
 
     def heap_size(self, definition: ProbeDefinition) -> int:

@@ -211,7 +211,7 @@ class FollowedProgram(ABC):
         return self._taken, self._pauses
 
     def notices(self) -> list[Notice]:
-        """Return the latest notices, the oldest first."""
+        """Return the latest notices of the engine, the oldest first."""
         with self._lock:
             return list(self._notices)
 

@@ -113,7 +113,7 @@ class ProgramInput(NamedTuple):
 
 
 class _Member(NamedTuple):
-    """Resolved program, and the selection of its engine."""
+    """A resolved program of a run, and the engine selected for it with its reason."""
 
     compiled: ResolvedProgram
     selection: Selection
@@ -157,25 +157,25 @@ class Face(Generic[ResultT]):
     """User interface of a run: the part of the steps that differs between command line, API and manager."""
 
     def load(self, vantage: Vantage) -> ProgramInput:
-        """Return the program, with the information that the other steps need."""
+        """Return the compiled program, the header items of its records, and its description for readers of records."""
         raise NotImplementedError
 
     def check(self, resolution: Resolution) -> None:
         """Check the programs after their resolution; raise an error to refuse them."""
 
     def announce(self, planned: RunPlan) -> None:
-        """Report the plan to the user, or raise an error to refuse it."""
+        """Report the plan (engine, probepoints, warnings) to the user, or raise an error to refuse it."""
 
     def ready(self, group: AttachmentGroup) -> None:
         """Handle the insertion of all programs of a group, before a command starts."""
 
     def follow(self, planned: RunPlan, attachment: Attachment) -> ResultT:
-        """Handle the events of the attachment, and close it before returning; return the result of the run."""
+        """Handle the events of the attachment until its end, close it, and return the result of the run."""
         raise NotImplementedError
 
 
 def run_program(request: Request, face: Face[ResultT]) -> ResultT:
-    """Execute the steps of a run; return the result of the face."""
+    """Execute the steps of a run for ``request``, and return the result of ``face.follow``."""
     vantage = look_around(request)
     given = face.load(vantage)
     resolution = resolve(given, vantage)

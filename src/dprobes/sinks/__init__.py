@@ -46,7 +46,12 @@ class Batch(NamedTuple):
     def of(
         cls, source: RecordSource, found: Sequence[tuple[int, bytes]], places: Sequence[Place], wall_offset: int
     ) -> Self:
-        """Return a batch of records, each with its probepoint; ``places`` is indexed by probepoint number."""
+        """
+        Return a batch of records, each a pair of probepoint number and encoded record.
+
+        ``places`` is indexed by probepoint number. ``wall_offset`` in nanoseconds converts CLOCK_MONOTONIC to the wall
+        clock.
+        """
         if isinstance(found, RecordTable):
             return cls(source, TableBytes(found), TablePlaces(found, places), wall_offset)
         return cls(source, [record for _, record in found], [places[probe] for probe, _ in found], wall_offset)

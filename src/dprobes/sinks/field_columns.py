@@ -166,12 +166,16 @@ class FieldColumns:
         return RaggedData(self._rows)
 
     def _found(self, name: str, row: int) -> Any:
-        """Return a field of one record."""
+        """Return the value of field ``name`` in the record with number ``row``, found by decoding the record."""
         probe, record = self._rows.pair(row)
         return self._fields.find(decode_record(record), self._place(probe), name)
 
     def _template_of(self, major: int, minor: int) -> tuple[Template | None, bool]:
-        """Return the template for codes, and whether it was derived from a handler; None for stack traces."""
+        """
+        Return the template of records with these codes, and True if it was derived from a handler.
+
+        The template is None for stack traces, and if there is none.
+        """
         if self._rows.column("stack_trace"):
             return None, False
         templates = self._fields.templates
@@ -187,7 +191,7 @@ def _of_rows(column: Column, wanted: Sequence[int]) -> Column:
 
 
 def _numbers_at(packed: PackedRows, place: FieldPlace) -> Column:
-    """Return the numbers at a place of the data."""
+    """Return the numbers at ``place`` in the data of packed records; a single number if all records share it."""
     size = place.size
     column = packed.numbers(packed.shape.data + place.start, size, packed.shape.byte_order)
     if not place.is_signed:
@@ -214,11 +218,11 @@ class RecordData:
         """The fields of programs that lack a field of the filter, for the error message."""
 
     def note(self, name: Name) -> None:
-        """Register a field that a filter names."""
+        """Register the name of a field in a filter, for ``check``."""
         self._names.setdefault(name.name, name)
 
     def see(self, rows: BlockRows) -> None:
-        """Register the program of these records."""
+        """Register the program of these records, for ``check``."""
         self._values_of(rows.block.program)
 
     def check(self) -> None:
@@ -261,7 +265,11 @@ class RecordData:
         return values
 
     def _one_by_one(self, rows: BlockRows, values: FieldValues, name: str, *, as_text: bool) -> list[Any]:
-        """Return the column of a field whose offset differs between records."""
+        """
+        Return the values of a field whose offset differs between records: each record is decoded.
+
+        With ``as_text`` the values are strings as displayed.
+        """
         found: list[Any] = []
         is_named = as_text and (values.is_named(name) or name == "function")
         for row in range(len(rows)):
@@ -300,7 +308,7 @@ def _plain_value(value: Any) -> int | str | None:
 
 
 def _typed(column: Any, known: NumberType | None) -> DataColumn:
-    """Return a column whose numbers are truncated to the bits of a type."""
+    """Return a column whose integers are truncated to the bits of type ``known``; unchanged if that is None."""
     if known is None or column is None:
         return column  # type: ignore[no-any-return]
     mask, top = (1 << known.bits) - 1, 1 << known.bits - 1

@@ -76,7 +76,7 @@ class Sum(NamedTuple):
     largest: int
 
     def plus(self, other: Sum) -> Sum:
-        """Return the summary of both."""
+        """Return the summary of the numbers of both: counts and sums added, the lower minimum, the higher maximum."""
         return Sum(
             self.numbers + other.numbers,
             self.total + other.total,
@@ -126,7 +126,7 @@ class Measures:
     # Input from records, one by one or by columns
 
     def log(self, values: FieldValues, record: LogRecord, place: Place) -> None:
-        """Add the numbers of a record."""
+        """Add the numbers of a record to its group, and count the fields that are not numbers in it."""
         group = tuple(values.text(record, place, field) for field in self.by) if self.by else (place_text(place),)
         for n, field in enumerate(self.measured):
             self._add_numbers(n, group, _numbers(values.find(record, place, field)))
@@ -166,7 +166,12 @@ class Measures:
             self.add_odd(n, group, len(found) - len(there))
 
     def _grouped(self, by: list[Any], numbers: Any, count: int) -> Iterator[tuple[Group, Sequence[Any]]]:
-        """Iterate over the groups of ``count`` records, each with its numbers."""
+        """
+        Iterate over the groups of ``count`` records, each with its numbers.
+
+        ``by`` are the columns of the grouping fields, ``numbers`` is the column of numbers; a value that is not a list
+        is the same for all records.
+        """
         every = numbers if isinstance(numbers, list) else [numbers] * count
         if not any(isinstance(column, list) for column in by):
             yield self._texts(tuple(by)), every
@@ -182,7 +187,7 @@ class Measures:
             yield self._texts(key), each
 
     def _texts(self, key: tuple[Any, ...]) -> Group:
-        """Return the displayed values of a group."""
+        """Return a group from the values of its fields, as strings for display."""
         return tuple(map(_measured_text, self.by or ("",), key))
 
     # Input from counts made elsewhere, by group
@@ -223,7 +228,7 @@ class Measures:
         return buckets.setdefault(self._kept(group, buckets), Counter())
 
     def _kept(self, group: Group, known: Iterable[Group]) -> Group:
-        """Return the group itself if there is room for it, else the merged group."""
+        """Return ``group`` if it is in ``known`` or there is room for it, otherwise the group of all others."""
         if isinstance(known, dict) and group not in known and len(known) >= GROUPS_MAX:
             return (OTHERS, *[""] * (len(group) - 1))
         return group

@@ -110,7 +110,7 @@ class RecordQueue:
 
     def tell(self, messages: Iterable[Created | Destroyed]) -> None:
         """
-        Queue announcements.
+        Queue messages about the creation and end of programs.
 
         ``Destroyed`` is preceded by an empty batch if records were lost since the program's last batch.
         """
@@ -151,7 +151,11 @@ class RecordQueue:
         return message
 
     def _joined(self, first: Batch, count: int) -> Batch:
-        """Join batches into one of up to ``count`` records, as long as no other message is between them."""
+        """
+        Return the batch ``first`` joined with the following batches, up to ``count`` records.
+
+        Joining ends at the first message that is not a batch of the same program.
+        """
         records, places = list(first.records), list(first.places)
         self._messages.popleft()
         while (room := count - len(records)) and self._messages and _goes_on(first, self._messages[0]):
@@ -284,7 +288,7 @@ _SAID_MAX = 100
 
 
 class Pace:
-    """The speed of a sink, and its failures."""
+    """The measured speed of a sink, which determines the size of batches and the delay of retries."""
 
     def __init__(self) -> None:
         self._piece = _PIECE_FIRST
@@ -348,7 +352,7 @@ class Pace:
 
 
 class Problems:
-    """The problems that were reported recently."""
+    """The error messages that were reported recently, so that each is reported only once."""
 
     def __init__(self) -> None:
         self._said: dict[str, float] = {}

@@ -112,11 +112,11 @@ class LogTarget:
         return self.module is None or self.module == source.name
 
     def create(self, sources: Iterable[RecordSource]) -> None:
-        """Announce programs, or update their descriptions."""
+        """Queue the descriptions of programs for the sink, as far as their records are sent to this target."""
         self._tell([Created(source) for source in sources if self.takes(source)])
 
     def destroy(self, source: RecordSource) -> None:
-        """Announce the end of a program."""
+        """Queue the message that a program has no more records."""
         if self.takes(source):
             self._tell([Destroyed(source)])
 
@@ -149,7 +149,7 @@ class LogTarget:
     # Status and end
 
     def status(self) -> TargetStatus:
-        """Return the status of the target."""
+        """Return name, format, problem, and the numbers of written, waiting and lost records."""
         with self._changed:
             queue = self._queue
             return TargetStatus(
@@ -468,14 +468,14 @@ class LogTargets:
     # Input from programs
 
     def create_event(self, source: RecordSource) -> None:
-        """Announce a program, or update its description."""
+        """Queue the description of a program for each target before its first record; a further call updates it."""
         with self._lock:
             self._active[source.number] = source
             for target in self._targets.values():
                 target.create([source])
 
     def log_events(self, batch: Batch) -> None:
-        """Queue records."""
+        """Queue a batch of records for each target."""
         with self._lock:
             for target in self._targets.values():
                 target.put(batch)
@@ -487,7 +487,7 @@ class LogTargets:
                 target.put_tables(source, contents)
 
     def destroy_event(self, source: RecordSource) -> None:
-        """Announce the end of a program."""
+        """Queue for each target the message that a program has no more records."""
         with self._lock:
             self._active.pop(source.number, None)
             for target in self._targets.values():

@@ -157,7 +157,7 @@ def _rest_field(fields: Sequence[tuple[Field, Value]]) -> Field:
 
 
 def place_items(source: RecordSource, place: Place) -> list[tuple[str, str]]:
-    """Return the attributes of a record's place, with the names that all formats use."""
+    """Return pairs of name and value that describe a record's probepoint; all formats use these names."""
     items = [("program", source.name), ("module", place.module), ("symbol", place.symbol)]
     if place.routine:
         items.append(("function", place.routine))
@@ -261,7 +261,11 @@ class ArgumentReader:
         self._others: dict[tuple[str, ...], Shape] = {}
 
     def read(self, record: LogRecord, place: Place) -> tuple[Shape, Sequence[ArgumentValue]]:
-        """Return the values in a record's data, and their shape."""
+        """
+        Return the fields of a record's data and their values, in the same order.
+
+        Names of addresses are included as further fields.
+        """
         shape, values = self._read(record)
         if not self._named or shape in (self._raw, self._stack_trace) or self._symboliser is None:
             return shape, values

@@ -48,7 +48,11 @@ _PLACE_COLUMNS = ("module", "symbol", "function", "placed", "at_return")
 
 
 def rows_table(rows: Rows, names: NameColumns, template: Template | None, wall_offset: int) -> pa.Table:
-    """Return the table of records, which have one major and minor code."""
+    """
+    Return the table of records that all have the same major and minor code, and so one ``template`` or None.
+
+    ``wall_offset`` converts times to nanoseconds since 1970.
+    """
     import pyarrow as pa
 
     headers = rows.headers()
@@ -77,7 +81,7 @@ def rows_table(rows: Rows, names: NameColumns, template: Template | None, wall_o
 
 
 def _place_columns(program: TraceProgram, rows: PackedRows) -> dict[str, pa.Array]:
-    """Return the columns of probepoints; each place is looked up once."""
+    """Return the columns that describe the probepoint of each record, by name; each probepoint is looked up once."""
     import pyarrow as pa
 
     probes, spread = _distinct(rows.probes(), len(rows))
@@ -97,9 +101,10 @@ def _place_columns(program: TraceProgram, rows: PackedRows) -> dict[str, pa.Arra
 
 def _distinct(keys: Any, count: int) -> tuple[dict[Any, int], Callable[[pa.Array], pa.Array]]:
     """
-    Return the distinct values of a column, with the first row of each, and a function that spreads values over rows.
+    Return the distinct values in a column, and a function that maps an array of these to all ``count`` rows.
 
-    The function takes an array with a value for each distinct key, and returns one with a value for each row.
+    The first result maps each value to its first row. The function takes an array with one element for each distinct
+    value, and returns one with an element for each row.
     """
     import pyarrow as pa
 
@@ -114,7 +119,7 @@ def _distinct(keys: Any, count: int) -> tuple[dict[Any, int], Callable[[pa.Array
 
 
 def clean(strings: Iterable[str | None]) -> list[str | None]:
-    """Return names with unprintable characters escaped, as in all formats."""
+    """Return strings with unprintable characters escaped, as in all output formats; None is unchanged."""
     return [None if text is None else escaped(text) for text in strings]
 
 
@@ -130,7 +135,7 @@ def sparse(values: Mapping[int, int], count: int) -> pa.Array:
 
 
 def _numbers(rows: PackedRows, place: tuple[int, int] | None, kind: pa.DataType, *, signed: bool = False) -> Any:
-    """Return a column of the numbers at an offset in the rows; nulls if ``place`` is None."""
+    """Return the column of numbers at ``place`` in the rows: offset and size in bytes; nulls if it is None."""
     import pyarrow as pa
 
     if place is None:
@@ -215,7 +220,12 @@ class NameColumns:
         name: Callable[[LogRecord, Place, Value], str | list[str | None] | None],
         kind: pa.DataType,
     ) -> pa.Array:
-        """Return the column of the results of ``name`` for values of records; equal records are named once."""
+        """
+        Return the column with the results of ``name``, which is called once for records with equal process and value.
+
+        ``name`` gets a decoded record, its probepoint and the element of ``values``; ``kind`` is the type of its
+        results.
+        """
         import pyarrow as pa
 
         columns = [values, rows.probes(), rows.item(Item.PID), rows.names()]
@@ -252,7 +262,7 @@ def _offsets(count: int, size: int) -> array[int]:
 
 
 def _item_columns(rows: Rows) -> dict[str, pa.Array]:
-    """Return the column of items of self-describing data by its name; an empty mapping if there are none."""
+    """Return ``{"items": column}`` with the self-describing items of records; an empty mapping if no record has any."""
     import pyarrow as pa
 
     shape = rows.shape
@@ -270,7 +280,11 @@ def _item_columns(rows: Rows) -> dict[str, pa.Array]:
 
 
 def _field_columns(rows: Rows, template: Template, names: NameColumns, headers: PackedRows) -> dict[str, pa.Array]:
-    """Return the columns of a template: its fields and their names, problems, and the rest of the data."""
+    """
+    Return the columns of a template's fields, of names of addresses, of problems, and of the remaining bytes.
+
+    ``headers`` are the same records with header items only.
+    """
     import pyarrow as pa
 
     if rows.shape.flags & Item.STACK_TRACE:
@@ -289,7 +303,7 @@ def _field_columns(rows: Rows, template: Template, names: NameColumns, headers: 
 
 
 def _fixed_columns(rows: PackedRows, template: Template, names: NameColumns) -> dict[str, pa.Array] | None:
-    """Return the columns of fields at fixed offsets that cover all of the data; None if they do not."""
+    """Return the columns of the fields if all have fixed offsets and cover the data of the records; otherwise None."""
     found = fixed_places(template, rows.shape.word_size)
     described, start = field_columns(template), rows.shape.data
     is_simple = not any(field.kind is FieldKind.CHARACTER for _, field in described)
@@ -306,7 +320,11 @@ def _fixed_columns(rows: PackedRows, template: Template, names: NameColumns) -> 
 
 
 def _decoded_columns(rows: Rows, template: Template) -> tuple[list[list[Any]], dict[str, pa.Array]]:
-    """Return the values of fields by columns, and the columns of their problems and of the rest of the data."""
+    """
+    Return the values of each field, and the columns ``problems`` and ``rest`` if any record has some.
+
+    Each record is decoded.
+    """
     import pyarrow as pa
 
     names = [name for name, _ in field_columns(template)]
@@ -329,7 +347,7 @@ def _decoded_columns(rows: Rows, template: Template) -> tuple[list[list[Any]], d
 
 
 def _shown(described: Field, column: Sequence[Any]) -> Sequence[Any]:
-    """Return the displayed values of a column: characters are text."""
+    """Return a column with the codes of characters replaced by strings; other columns are unchanged."""
     if described.kind is not FieldKind.CHARACTER:
         return column
     return [None if v is None else _characters(v if isinstance(v, tuple) else (v,)) for v in column]

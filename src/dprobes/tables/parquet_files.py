@@ -44,7 +44,11 @@ _OPEN_MAX = 64
 
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Lock a directory, so that no other process adds files, or removes a trace file whose records are in them."""
+    """
+    Lock a directory of Parquet files for the context.
+
+    Meanwhile no other process adds files, or removes a trace file whose records are in them.
+    """
     file = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -62,7 +66,8 @@ def convert(trace: Path, directory: Path, stamp: str) -> None:
     """
     Convert the records of a trace file to Parquet files, and remove the trace file.
 
-    Raise OSError, or ``FormatError`` at damage; the directory is unchanged then.
+    ``stamp`` is a part of the names of these files. Raise OSError, or ``FormatError`` at damage; the directory is
+    unchanged then.
     """
     written = write_tables(trace, directory, stamp)
     with locked(directory):
@@ -94,8 +99,9 @@ def write_tables(
     """
     Write the records of a trace file as temporary Parquet files, and return their paths.
 
-    Files that are not ``lasting`` are written faster. ``on_lost`` is called for lost records that no table row counts,
-    and ``on_damage`` for skipped bytes; without ``on_damage``, damage raises ``FormatError``.
+    ``stamp`` is a part of their names. Files that are not ``lasting`` are written faster. ``on_lost`` is called with
+    the lost records that no table row counts, and ``on_damage`` for skipped bytes; without it damage raises
+    ``FormatError``.
     """
     writers = _Writers(directory, stamp, lasting=lasting)
     reader = TraceReader(trace, on_damage)
@@ -129,7 +135,7 @@ def _with_file_times(rows: pa.Table) -> pa.Table:
 
 
 def _is_text(field: pa.Field) -> bool:
-    """Return whether a column has strings: building dictionaries of numbers takes longer than writing them."""
+    """Return whether a column has strings: only for these, Parquet's dictionary encoding saves time."""
     return str(field.type) == "string"
 
 

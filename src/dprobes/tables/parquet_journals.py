@@ -85,7 +85,7 @@ class Journal:
                 _lock_path(self.directory, self.stamp).unlink(missing_ok=True)
 
     def release(self) -> None:
-        """Release the lock."""
+        """Release the lock of the journal: another process may convert it."""
         os.close(self.lock)
 
 
@@ -104,7 +104,7 @@ def journal_paths(directory: Path) -> list[Path]:
 
 
 def abandoned(directory: Path) -> list[Journal]:
-    """Lock the journals that were left behind, and remove other leftover files that belong to none."""
+    """Lock and return the journals of processes that have ended; remove other files of theirs."""
     with locked(directory):
         found = [journal for stamp in _stamps(directory) if (journal := Journal.locked(directory, stamp)) is not None]
         stamps = _stamps(directory)
@@ -142,7 +142,11 @@ def start_converter(journals: Sequence[Journal]) -> subprocess.Popen[str]:
 
 
 def _main(words: Sequence[str]) -> int:
-    """Convert journals that another process has locked, and return the exit status."""
+    """
+    Convert journals, and return the exit status; ``words`` has three words for each journal.
+
+    These are its directory, its stamp, and the inherited descriptor of its lock.
+    """
     from pathlib import Path
 
     problems = []

@@ -159,7 +159,7 @@ class ParquetSink:
             self._finish()
 
     def _finish(self) -> None:
-        """Close the journal, and start its conversion."""
+        """Close the journal, and start the process that converts it to Parquet files."""
         if self._trace is None:
             return
         self._reap(patient=True)

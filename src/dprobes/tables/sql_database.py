@@ -42,7 +42,7 @@ _KIND = re.compile(r"\A[A-Z][A-Za-z ]* Error: ")
 
 
 def query_error(query: str, message: str, span: tuple[int, int] | None = None, hint: str | None = None) -> SourceError:
-    """Return the error of a query; ``span`` is its place in the query."""
+    """Return the error of a query; ``span`` has start and end of the underlined part, None without one."""
     diagnostics = Diagnostics()
     place = None if span is None else Span(SourceFile(_NAME, query), *span)
     diagnostics.error(place, message, hint=hint)
@@ -287,7 +287,7 @@ class Database:
         return listed
 
     def names(self) -> list[str]:
-        """Return the names of all views."""
+        """Return the names of all views that queries can read."""
         return ["records", *dict.fromkeys(group.view for group in self._groups), *(g.name for g in self._groups)]
 
     def _columns(self, name: str) -> dict[str, str]:

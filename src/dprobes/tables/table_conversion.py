@@ -59,10 +59,10 @@ def pieces_of(
     found: Iterable[Block | LostRecords], on_lost: Callable[[str, int], None] | None = None
 ) -> Iterator[Piece]:
     """
-    Iterate over the tables of a trace file's contents, piece by piece; raise ``FormatError`` at damage.
+    Iterate over the tables of a trace file's records, each for some of them; raise ``FormatError`` at damage.
 
-    Lost records are counted in the next row of their program. ``on_lost`` is called with a program and the number of
-    its records that were lost after the last one.
+    Lost records are counted in the next row of their program. ``on_lost`` is called with the name of a program and the
+    number of its records that were lost after the last one.
     """
     programs: dict[int, _Program] = {}
     lost: dict[str, int] = {}
@@ -105,7 +105,11 @@ _Group = tuple["Rows", "Sequence[int]"]
 
 
 def _by_codes(rows: Rows, numbers: Sequence[int]) -> Iterator[tuple[_Key, _Group]]:
-    """Iterate over groups of records by major and minor code."""
+    """
+    Iterate over groups of records with the same major and minor code.
+
+    ``numbers`` are the positions of the rows in their block; each group has those of its records.
+    """
     majors, minors = rows.item(Item.MAJOR), rows.item(Item.MINOR)
     if not isinstance(majors, list) and not isinstance(minors, list):
         yield (majors, minors), (rows, numbers)
@@ -165,7 +169,11 @@ class _Program:
         self._tables: dict[_Key, list[pa.Table]] = {}
 
     def add_table(self, block: TableBlock, lost: int) -> None:
-        """Add records; those of consecutive blocks are converted together."""
+        """
+        Add packed records; those of consecutive blocks are converted together.
+
+        ``lost`` is the number of records lost before the first one.
+        """
         if not block.records:
             return
         if block.wall_offset != self._waiting_offset:
@@ -176,7 +184,11 @@ class _Program:
         self._waiting_offset = block.wall_offset
 
     def add_rows(self, block: RecordBlock, lost: int) -> int:
-        """Add the records of a block, of any flag words; return their number."""
+        """
+        Add the records of a block, of any flag words; return their number.
+
+        ``lost`` is the number of records lost before the first one.
+        """
         self._convert()
         try:
             groups = list(_ragged_groups(block))
@@ -188,7 +200,7 @@ class _Program:
         return sum(len(rows) for rows, _ in groups)
 
     def _convert(self) -> None:
-        """Convert the waiting tables."""
+        """Convert the packed records that were added and not converted yet."""
         waiting, self._waiting = self._waiting, []
         lost, self._waiting_lost = self._waiting_lost, {}
         first = 0
@@ -204,7 +216,12 @@ class _Program:
             first += len(table)
 
     def _add(self, groups: Iterable[tuple[Rows, Sequence[int]]], wall_offset: int, lost: Mapping[int, int]) -> None:
-        """Add records of several flag words with their positions; ``lost`` maps positions to counts of lost records."""
+        """
+        Convert groups of records with one flag word each, and append them to the tables of their codes.
+
+        Each group has the positions of its records in the block. ``lost`` maps positions to the number of records lost
+        before them.
+        """
         import pyarrow as pa
         import pyarrow.compute as pc
 

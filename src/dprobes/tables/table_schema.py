@@ -156,7 +156,7 @@ def field_columns(template: Template) -> tuple[tuple[str, Field], ...]:
 
 
 def field_type(field: Field) -> pa.DataType:
-    """Return the type of a field's column."""
+    """Return the Arrow type of a field's column; a list for an array."""
     import pyarrow as pa
 
     match field.kind:
@@ -174,20 +174,24 @@ def field_type(field: Field) -> pa.DataType:
 
 
 def name_columns(template: Template) -> tuple[tuple[str, AddressField], ...]:
-    """Return the columns of the names of addresses, with the names of the corresponding fields."""
+    """Return the columns for symbolic names of addresses: pairs of column name and address field."""
     taken = {*fixed_columns(), TIME_NS, ITEMS, PROBLEMS, REST, *(name.lower() for name, _ in field_columns(template))}
     return tuple((unique_name(each.name, taken, fold=str.lower), each) for each in address_fields(template, _WORD))
 
 
 def name_type(field: AddressField) -> pa.DataType:
-    """Return the type of a column of names."""
+    """Return the Arrow type of a column of symbolic names: strings, or lists of strings for an array."""
     import pyarrow as pa
 
     return pa.list_(pa.string()) if field.is_array else pa.string()
 
 
 def table_schema(template: Template | None) -> pa.Schema:
-    """Return the schema of a table's files, without the columns in their path."""
+    """
+    Return the Arrow schema of records with a template, or of records with self-describing items (None).
+
+    Major and minor code are not among the columns: they are in the path of a file.
+    """
     import pyarrow as pa
 
     columns = [(name, pa.type_for_alias(kind)) for name, kind in HEADER_COLUMNS.items()]
@@ -202,7 +206,11 @@ def table_schema(template: Template | None) -> pa.Schema:
 
 
 def file_schema(schema: pa.Schema) -> pa.Schema:
-    """Return the schema of a file, derived from that of its table."""
+    """
+    Return the schema of a Parquet file for a table with ``schema``.
+
+    Its ``time`` is in microseconds, and is followed by a column of nanoseconds since 1970 as integers.
+    """
     import pyarrow as pa
 
     fields = [pa.field("time", pa.timestamp("us")) if each.name == "time" else each for each in schema]

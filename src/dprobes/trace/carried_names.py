@@ -131,7 +131,7 @@ class CarriedNames:
         return list(found.values())
 
     def add(self, said: dict[str, Any]) -> None:
-        """Add the contents of a NAMES frame."""
+        """Add the modules, mappings and functions in a NAMES frame, whose JSON object is ``said``."""
         self._known.clear()
         for number, name, build in _rows(said, "modules", 3):
             if self._has_room():
@@ -186,12 +186,16 @@ class CarriedNames:
         return name_in(mapped, function, address)
 
     def _module(self, number: Any) -> tuple[str, str]:
-        """Return the name and the build id of a module; a damaged frame may refer to an undefined one."""
+        """
+        Return the name and the build ID of the module with a number in NAMES frames.
+
+        A damaged file may lack the frame that defines the number: then the build ID is empty.
+        """
         return self._modules.get(_number(number, _NUMBER_MAX), (f"module {number}", ""))
 
 
 class _Ranges(Generic[_Row]):
-    """Rows by ranges of numbers; ranges may nest."""
+    """A map from ranges of addresses to rows; ranges may be nested."""
 
     def __init__(self) -> None:
         self._rows: dict[int, tuple[int, _Row]] = {}
@@ -200,7 +204,11 @@ class _Ranges(Generic[_Row]):
         """The maximum end of each row and all rows before it: the limit of a backward search."""
 
     def add(self, start: int, end: int, row: _Row) -> None:
-        """Add a row; it replaces one with the same start that is not longer."""
+        """
+        Add a row for the addresses from ``start`` up to ``end``, exclusive.
+
+        It replaces a row with the same start that is not longer.
+        """
         known = self._rows.get(start)
         if known is None or known[0] <= end:
             self._rows[start] = end, row

@@ -50,7 +50,11 @@ _WRONG_SIZE = "its size is not that of its rows"
 
 
 def table_frame(program: int, written: int, table: RecordTable) -> bytes:
-    """Return a PACKED frame, or a MIXED one for several shapes."""
+    """
+    Return the PACKED frame of a table of records of one shape, or the MIXED frame of several shapes.
+
+    ``program`` is its number in the file; ``written`` is the time of writing, CLOCK_MONOTONIC in nanoseconds.
+    """
     parts = [piece for part in table.parts for piece in _pieces_of(part)]
     if len(table.parts) == 1:
         return frame(FrameKind.PACKED, b"".join((PACKED_HEAD.pack(program, written), *parts)))
@@ -59,7 +63,7 @@ def table_frame(program: int, written: int, table: RecordTable) -> bytes:
 
 
 def _pieces_of(rows: PackedRows) -> tuple[bytes, ...]:
-    """Return the bytes of records of one shape, from their count on, as pieces."""
+    """Return the encoded parts of packed records: count and row size, first row, bitmap of planes, and planes."""
     planes = sorted(rows.planes.items())
     bits = sum(1 << place for place, _ in planes)
     return (
@@ -75,7 +79,11 @@ def _bitmap_size(row_size: int) -> int:
 
 
 def split_packed(body: bytes) -> tuple[int, int, RecordTable]:
-    """Return program, time of writing and records of a PACKED frame; raise ``ValueError`` if it is invalid."""
+    """
+    Return program number, time of writing in nanoseconds, and the records in the body of a PACKED frame.
+
+    Raise ``ValueError`` if the body is invalid.
+    """
     if len(body) < PACKED_HEAD.size + _PART_HEAD.size:
         raise ValueError("there is no program and time")
     program, written = PACKED_HEAD.unpack_from(body)
@@ -86,7 +94,11 @@ def split_packed(body: bytes) -> tuple[int, int, RecordTable]:
 
 
 def split_mixed(body: bytes) -> tuple[int, int, RecordTable]:
-    """Return program, time of writing and records of a MIXED frame; raise ``ValueError`` if it is invalid."""
+    """
+    Return program number, time of writing in nanoseconds, and the records in the body of a MIXED frame.
+
+    Raise ``ValueError`` if the body is invalid.
+    """
     if len(body) < MIXED_HEAD.size:
         raise ValueError("there is no program and time")
     program, written, count, number = MIXED_HEAD.unpack_from(body)
@@ -199,7 +211,7 @@ def size_of(records: Sequence[tuple[int, bytes]]) -> int:
 
 
 def joined(several: Iterable[Sequence[tuple[int, bytes]]]) -> Iterator[Sequence[tuple[int, bytes]]]:
-    """Iterate over the sequences of records; adjacent ones that can be packed are joined."""
+    """Iterate over the same sequences of numbered records; adjacent ones that can be packed together are joined."""
     waiting: list[RecordTable] = []
     for each in _lists_joined(several):
         table = _table_of(each)
@@ -218,7 +230,7 @@ def _worthwhile(waiting: Sequence[RecordTable]) -> Iterator[Sequence[tuple[int, 
 
 
 def _lists_joined(several: Iterable[Sequence[tuple[int, bytes]]]) -> Iterator[Sequence[tuple[int, bytes]]]:
-    """Join adjacent lists."""
+    """Iterate over the same sequences of numbered records; adjacent sequences that are lists are joined."""
     waiting: list[tuple[int, bytes]] = []
     for each in several:
         if not isinstance(each, RecordTable):

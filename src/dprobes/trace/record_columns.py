@@ -133,12 +133,12 @@ class RaggedRows(Rows):
         return len(self.starts)
 
     def pair(self, row: int) -> tuple[int, bytes]:
-        """Return the probepoint of a record, and the encoded record."""
+        """Return the probepoint number and the encoded record with number ``row``."""
         probe, begin, end = self.block.bounds(self.starts[row])
         return probe, self.block.body[begin:end]
 
     def written_at(self, row: int) -> int:
-        """Return the time of writing of a record."""
+        """Return the time at which the record with number ``row`` was written, CLOCK_MONOTONIC in nanoseconds."""
         return self.block.written_at(self.starts[row])
 
     def probes(self) -> list[int]:

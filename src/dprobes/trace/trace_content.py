@@ -45,7 +45,7 @@ class PlaceEntry(NamedTuple):
 
     @classmethod
     def of(cls, place: Place) -> PlaceEntry:
-        """Return the entry that describes a place."""
+        """Return the entry of a PLACES frame that describes a probepoint."""
         return cls(place.symbol, place.function, place.placed, place.at_return, place.is_paired, place.is_code)
 
     @property
@@ -54,7 +54,7 @@ class PlaceEntry(NamedTuple):
         return self.in_module("").routine
 
     def in_module(self, module: str) -> Place:
-        """Return the place that this entry describes."""
+        """Return the probepoint that this entry describes, in the module of this name."""
         return Place(module, *self)
 
 

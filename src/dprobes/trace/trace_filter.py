@@ -79,7 +79,7 @@ class DataColumns(Protocol):
     """A finder of fields in the data of records."""
 
     def note(self, name: Name) -> None:
-        """Register a field that a filter names."""
+        """Register a field that a filter names, before the first records are read."""
 
     def see(self, rows: BlockRows) -> None:
         """Register the program of the records, so that ``column`` need not search for fields that the program lacks."""
@@ -111,7 +111,7 @@ def compile_filter(text: str, *, called: str = "filter", data: DataColumns | Non
 
 
 def _check_value(value: Value, *, has_data: bool) -> None:
-    """Raise ``SourceError`` for a value that records do not have."""
+    """Raise ``SourceError`` for a value that records do not have; ``has_data`` is true if filters can read fields."""
     match value:
         case Name() if has_data and _is_field(value):
             pass
@@ -240,7 +240,11 @@ def _column_of(name: Name, data: DataColumns | None, *, as_text: bool = False) -
 
 
 def _tested(source: Source, test: Callable[[Any], bool]) -> RowFilter:
-    """Return a test of values, evaluated once for each distinct value; a missing value fails it."""
+    """
+    Return a filter of the records whose value in a column fulfils ``test``; a missing value does not.
+
+    ``test`` is called once for each distinct value.
+    """
 
     def tested(rows: BlockRows) -> Mask:
         return mapped(source(rows), lambda value: value is not None and test(value))
@@ -254,7 +258,11 @@ def _of_strings(name: Name, data: DataColumns | None, test: Callable[[str], bool
 
 
 def _of_two(left: Source, right: Source, compare: Callable[[Any, Any], bool]) -> RowFilter:
-    """Return the comparison of two columns; values that are missing or of two types fail it."""
+    """
+    Return a filter that compares two columns of records with each other.
+
+    A record is not selected if a value is missing, or one is a number and the other a string.
+    """
 
     def both(a: Any, b: Any) -> bool:
         return a is not None and b is not None and isinstance(a, int) == isinstance(b, int) and compare(a, b)
@@ -269,7 +277,11 @@ def _of_two(left: Source, right: Source, compare: Callable[[Any, Any], bool]) ->
 
 
 def _of_numbers(source: Source, compare: Callable[[Any, Any], bool], number: int, *, is_signed: bool) -> RowFilter:
-    """Return the comparison with a number; ``is_signed`` interprets a full word as a two's complement number."""
+    """
+    Return a filter that compares a column with ``number``; values that are not numbers are not selected.
+
+    ``is_signed`` interprets a full word as a two's complement number.
+    """
 
     def compared(rows: BlockRows) -> Mask:
         column = source(rows)
@@ -290,7 +302,11 @@ def _of_numbers(source: Source, compare: Callable[[Any, Any], bool], number: int
 
 
 def _string_test(condition: Comparison, data: DataColumns | None) -> tuple[Name, Callable[[str], bool]]:
-    """Return the item or field that a string operator tests, and the test; raise ``SourceError`` for numbers."""
+    """
+    Return the item or field on the left of a string operator, and the test of its value.
+
+    Raise ``SourceError`` if one of the operands is a number.
+    """
     left, right, sign = condition.left, condition.right, str(condition.operator)
     if not isinstance(left, Name) or not isinstance(right, Text):
         example = f'name {sign} "py{"*" if "~" in sign else ""}"'
@@ -353,7 +369,11 @@ def _membership(condition: Membership, data: DataColumns | None) -> RowFilter:
 
 
 def _constants(name: Name, value: Value, kind: type[int | str] | None) -> tuple[int | str] | tuple[str, int]:
-    """Return the constants for a comparison with an item or field; a character is a string, its code, or both."""
+    """
+    Return the constants to compare with an item or field of type ``kind``, None if its type is unknown.
+
+    A character is a string, its code, or both. Raise ``SourceError`` for a constant of the other type.
+    """
     match value:
         case Text(text) if kind is str or (kind is None and len(text) != 1):
             return (text,)
@@ -472,7 +492,7 @@ class _TableRows:
         return len(self._order)
 
     def mask(self, wants: RowFilter) -> list[bool] | bool:
-        """Return the mask of the records that a filter selects; a single value if it is the same for all."""
+        """Return for each record whether a filter selects it; a single value if it is the same for all."""
         masks = [wants(rows) if rows else False for rows in self._parts]
         if not any(isinstance(mask, list) for mask in masks) and len(set(map(bool, masks))) == 1:
             return masks[0]

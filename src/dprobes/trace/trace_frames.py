@@ -117,7 +117,7 @@ class Frame(NamedTuple):
 
 
 def frame(kind: int, body: bytes) -> bytes:
-    """Return the bytes of a frame."""
+    """Return an encoded frame of a trace file: its head with kind, size and checksum, then ``body``."""
     return FRAME_HEAD.pack(len(body), kind, _MARK, _checksum(len(body), kind, body)) + body
 
 
@@ -131,7 +131,11 @@ def json_frame(kind: int, content: dict[str, Any]) -> bytes:
 
 
 def records_frame(program: int, written: int, records: Sequence[tuple[int, bytes]]) -> bytes:
-    """Return a RECORDS frame."""
+    """
+    Return the RECORDS frame with pairs of probepoint number and encoded record.
+
+    ``program`` is the program's number in the file; ``written`` is the time of writing, CLOCK_MONOTONIC in nanoseconds.
+    """
     parts = [RECORDS_HEAD.pack(program, written)]
     for probe, record in records:
         parts += (RECORD_HEAD.pack(probe, len(record)), record)

@@ -412,7 +412,7 @@ class TraceReader:
             return
 
     def _skip(self) -> bool:
-        """Skip damage, and return whether an intact frame follows."""
+        """Skip a damaged part of the file, and return whether an intact frame follows."""
         while not self._parser.skip(at_end=False):
             if data := self._next():
                 self._parser.push(data)

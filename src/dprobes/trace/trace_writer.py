@@ -90,7 +90,7 @@ class WrittenProgram:
         return json_frame(FrameKind.LOST, {"id": self.number, "count": self.lost, "time": now})
 
     def take_lost(self) -> tuple[int, int]:
-        """Return ``lost`` and ``given``, and reset them."""
+        """Return the counters ``lost`` and ``given``, and set them to 0."""
         lost = self.lost, self.given
         self.lost = self.given = 0
         return lost
@@ -204,7 +204,7 @@ class TraceFileWriter:
         return number
 
     def update_program(self, program: int, details: dict[str, Any]) -> None:
-        """Replace the description of a program."""
+        """Replace the description of the program with number ``program``; it is written before its next records."""
         known = self._programs[program]
         if known.details != details:
             known.details = details
@@ -213,7 +213,7 @@ class TraceFileWriter:
             self._flush_some()
 
     def add_places(self, program: int, places: Sequence[PlaceEntry]) -> None:
-        """Announce more probepoints of a program."""
+        """Add descriptions of further probepoints of a program; they are written before its next records."""
         self._programs[program].places += places
         self._announce(program)
         self._flush_some()
@@ -230,7 +230,7 @@ class TraceFileWriter:
         records: Sequence[tuple[int, bytes]],
         names: Names | None = None,
     ) -> bool:
-        """Append records, and return whether that succeeded; otherwise they are lost."""
+        """Append records as ``append`` does; return whether that succeeded. Otherwise they are counted as lost."""
         is_written = self.append(program, records, names)
         if not is_written:
             self._programs[program].lost += len(records)
@@ -275,7 +275,7 @@ class TraceFileWriter:
         """
         Append the current contents of a program's keyed tables; return whether that succeeded.
 
-        ``names`` is as in ``append``.
+        ``names`` is the same as in ``append``, for the addresses in keys.
         """
         from dprobes.keyed.table_codec import encode_tables
 
@@ -333,7 +333,7 @@ class TraceFileWriter:
         self._held_bytes += size_of(records)
 
     def _settle(self) -> None:
-        """Make frames of the buffered records."""
+        """Encode the buffered records as frames, which are then compressed and written together."""
         held, self._held, self._held_bytes = self._held, [], 0
         for records in joined(held):
             self._add_all(self._held_of, records)
@@ -363,7 +363,7 @@ class TraceFileWriter:
         self._batch.records[program] += len(records)
 
     def _announce(self, number: int) -> None:
-        """Add updates of the clock and of a program's description that the file lacks."""
+        """Append frames that readers need before records: a new clock offset, and the description of the program."""
         program, batch = self._programs[number], self._batch
         offset = self._clock.look()
         if self._has_head and offset != self._offset:
@@ -427,7 +427,11 @@ class TraceFileWriter:
     # The file
 
     def _begin_file(self) -> bool:
-        """Write the HEADER; all programs have to be announced again after it. Return whether writing succeeded."""
+        """
+        Write the HEADER frame of a new file; return whether that succeeded.
+
+        All programs have to be described again in this file.
+        """
         offset = self._clock.look()
         head = json_frame(
             FrameKind.HEADER,

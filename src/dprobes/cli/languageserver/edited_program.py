@@ -148,7 +148,11 @@ class Position:
 
 
 def position_at(text: str, offset: int) -> Position:
-    """Return the context of an offset."""
+    """
+    Return the syntactic context of a character offset: inside a handler, in a header, in a comment or string.
+
+    The text may be incomplete.
+    """
     depth, start = 0, 0
     head = ""
     for match in _PIECE.finditer(text):

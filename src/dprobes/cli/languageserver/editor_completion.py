@@ -261,7 +261,11 @@ def _in_rpn(text: str, offset: int) -> Iterator[Completion]:
 
 
 def _operands(text: str, word: str, offset: int) -> Iterator[Completion]:
-    """Yield operands of the instruction that begins a line."""
+    """
+    Yield completions if ``word`` is an RPN instruction and the beginning of its operand.
+
+    ``text`` is the program, which defines labels and names; ``offset`` is the position of ``word`` in it.
+    """
     from dprobes.rpn.instruction_set import ROWS
 
     for row in ROWS:

@@ -92,7 +92,7 @@ Explanation = tuple[str, int, int]
 
 
 def explain(analysis: Analysis, offset: int) -> Explanation | None:
-    """Return the explanation for an offset; None if there is none."""
+    """Return the explanation of the probe or word at a character offset in the source; None if there is none."""
     text = analysis.source.text
     for program in analysis.programs:
         for definition in program.definitions:
@@ -130,7 +130,11 @@ def _of_probe(program: Program, definition: ProbeDefinition) -> str:
 
 
 def _costs(program: Program, definition: ProbeDefinition, place: str) -> Iterator[tuple[str, str]]:
-    """Yield the functions of a probe, and the cost of a hit at each."""
+    """
+    Yield each function whose name matches ``place``, and the displayed cost of a hit at its start.
+
+    Yield nothing if the module is not on this machine, or if the place is not the start of functions.
+    """
     from dprobes.cli.output import module_listing
     from dprobes.resolve.probepoints import Space, space_of
     from dprobes.target.module_lookup import find_module

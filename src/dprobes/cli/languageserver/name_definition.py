@@ -123,7 +123,11 @@ def _entries(module_name: str, function: str) -> Iterator[Entry]:
 
 
 def _own(entry: Entry, depth: int) -> Iterator[Entry]:
-    """Yield the declarations of a function, or of a block in it."""
+    """
+    Yield the DIEs of parameters and variables below the DIE of a function or block.
+
+    ``depth`` is the nesting depth of that block, 0 for the function itself.
+    """
     from dprobes.dwarf.dwarf_numbers import Tag
 
     for child in entry.children():

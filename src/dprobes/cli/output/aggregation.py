@@ -65,7 +65,7 @@ _ROWS = 50
 
 
 def aggregates_of(wanted: WantedFields) -> Aggregates:
-    """Return the aggregates for the options."""
+    """Return empty aggregates for the fields that the options ``--count``, ``--hist``, ``--sum`` and ``--by`` name."""
     return Aggregates(wanted.counted, wanted.measured, wanted.summed, wanted.by)
 
 
@@ -198,13 +198,13 @@ class NotAtTheHitError(Exception):
 
 
 class _Word(NamedTuple):
-    """A field that is a word of the data."""
+    """A field whose value is the logged word with index ``number``."""
 
     number: int
 
 
 class _Item(NamedTuple):
-    """A field that is a header item."""
+    """A field whose value is the header item ``name``."""
 
     name: str
 
@@ -241,7 +241,7 @@ class _Tally:
 
 class HandlerAggregates:
     """
-    A ``program`` that tallies, and its results.
+    A ``program`` that updates keyed tables at each hit instead of logging records, and the contents of these tables.
 
     The constructor raises ``NotAtTheHitError`` if records are needed, for example because they have other consumers
     (``carries``).
@@ -274,7 +274,11 @@ class HandlerAggregates:
     # The program
 
     def _tallied(self, program: Program, number: int, definition: ProbeDefinition) -> ProbeDefinition:
-        """Return a definition whose handler tallies instead of logging."""
+        """
+        Return a definition whose handler adds to keyed tables instead of logging, and register these tables.
+
+        ``number`` is the definition's index. Raise ``NotAtTheHitError`` if a field cannot be computed in the handler.
+        """
         before, words, after = _around_log(definition)
         record = LogRecord(program.major, definition.minor)
         tallies: list[_Tally] = []
@@ -309,7 +313,12 @@ class HandlerAggregates:
         return replace(definition, handler=Code((*code, *after, _instruction("abort")), {}))
 
     def _source_of(self, definition: ProbeDefinition, field: str, record: LogRecord, words: int) -> _Source:
-        """Return the source of a field in the records of a handler that logs ``words`` words."""
+        """
+        Return the source of a field's value in a handler that logs ``words`` words; None if it is constant.
+
+        ``record`` is an empty record with the codes of the definition. Raise ``NotAtTheHitError`` if no instruction
+        pushes the value.
+        """
         if field in HEADER_FIELDS:
             if field in _CONSTANT:
                 return None
@@ -328,7 +337,12 @@ class HandlerAggregates:
         return found.pop()
 
     def _is_signed(self, field: str, value: _Word | _Item, record: LogRecord, words: int) -> bool:
-        """Return whether a field is a signed number."""
+        """
+        Return whether a field is a signed number.
+
+        To determine that, decode a record whose ``words`` logged words have all bits set; ``value`` is the field's
+        source.
+        """
         if isinstance(value, _Item):
             return False
         size = record.word_size
@@ -353,7 +367,12 @@ class HandlerAggregates:
     # Results
 
     def collect(self, session: Attachment, aggregates: Aggregates, word_size: Literal[4, 8]) -> None:
-        """Add the tables of a session to the aggregates."""
+        """
+        Add the contents of the handlers' keyed tables to ``aggregates``.
+
+        ``word_size`` is that of the probed processes in bytes. Values without room in a table are counted as others, or
+        reported by a warning.
+        """
         probes = list(session.probes)
         places = places_of(self._source.module, probes)
         contents = session.tables()[self.own_tables :]
@@ -379,7 +398,11 @@ class HandlerAggregates:
     def _add_measured(
         self, measures: Measures, tally: _Tally, row: TableRow, record: LogRecord, group: tuple[str, ...]
     ) -> None:
-        """Add the value of one key of a table."""
+        """
+        Add one row of a keyed table to the histogram or sum of ``group``.
+
+        ``record`` is an empty record with the codes and word size of the definition.
+        """
         bits = 8 * record.word_size
         match tally.what, tally.value:
             case _What.HIST, None:
@@ -402,7 +425,11 @@ class HandlerAggregates:
 
 
 def sum_of(cells: Sequence[int], offset: int) -> Sum:
-    """Return the summary of the signed numbers in a table, each with ``offset`` added."""
+    """
+    Return count, sum, minimum and maximum in the cells of a ``stats`` value, with ``offset`` added to each number.
+
+    The sum is exact, although its cell is modulo 2**64: count, minimum and maximum bound it.
+    """
     count, least, largest = cells[0], BIAS - 1 - cells[2], cells[3] - BIAS
     # The sum is known modulo 2**64; the exact sum of this count of numbers lies between these bounds.
     total = count * least + (cells[1] - count * least & _MASK)
@@ -410,7 +437,12 @@ def sum_of(cells: Sequence[int], offset: int) -> Sum:
 
 
 def _around_log(definition: ProbeDefinition) -> tuple[list[Instruction], int, list[Instruction]]:
-    """Return the instructions before the only log instruction, the number of words it logs, and those after."""
+    """
+    Return the instructions before the only log instruction, the number of logged words, and the instructions after it.
+
+    Raise ``NotAtTheHitError`` for a handler with branches, with several log instructions, or which may fail before it
+    logs.
+    """
     if isinstance(definition.location, Glob):
         raise NotAtTheHitError("a pattern matches several functions")
     instructions = list(definition.handler.instructions)
@@ -480,7 +512,7 @@ def _with_words(record: LogRecord, words: Sequence[int], size: Literal[4, 8]) ->
 
 
 def _with_parts(record: LogRecord, tally: _Tally, parts: Sequence[Any]) -> LogRecord:
-    """Return a record with the parts of a key in the fields that they come from."""
+    """Return a copy of ``record`` whose header items and data have the values ``parts`` of a table's key."""
     words: dict[int, int] = {}
     for source, part in zip(tally.keys, parts, strict=False):  # a sign key may follow
         if isinstance(source, _Word):

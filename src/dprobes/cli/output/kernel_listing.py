@@ -101,7 +101,12 @@ def describe_kernel_place(kernel: RunningKernel, module: str, expression: Expres
 def _instructions(
     kernel: RunningKernel, function: KernelSymbol, address: int, base: int
 ) -> list[DecodedInstruction] | None:
-    """Return the instructions around an address, None if the kernel does not expose its code."""
+    """
+    Return the instructions of a function around an address; None if the kernel does not expose its code.
+
+    ``base`` is the address to which displayed offsets are relative. Raise ``TargetError`` for an address inside an
+    instruction.
+    """
     code = kernel.text.read(function.address, address - function.address + (_AFTER + 1) * MAX_LENGTH)
     if not code:
         return None

@@ -61,7 +61,7 @@ class Disassembly:
         self._gains = control_flow.procedure_gains(program, target)
 
     def handler(self, number: int) -> Iterator[str]:
-        """Iterate over the lines of the handler of a definition."""
+        """Iterate over the lines of the handler of the definition with index ``number``."""
         code = self._program.definitions[number].handler
         whole, tables = closed(code, rows_by_syntax()["exit"]), self._program.tables
         depths = control_flow.depths(whole, self._target, self._gains, tables=tables)[0]
@@ -76,7 +76,11 @@ class Disassembly:
             yield "endproc"
 
     def _lines(self, code: Code, start: int, depths: dict[int, int]) -> Iterator[str]:
-        """Iterate over the instructions from ``start`` on, including the added ``exit`` or ``ret``."""
+        """
+        Iterate over lines for the instructions from byte offset ``start`` on, including the added ``exit`` or ``ret``.
+
+        ``depths`` maps the index of an instruction to the depth of the RPN stack before it.
+        """
         image = self.image
         first = bisect_left(self._offsets, start)
         after = bisect_left(self._offsets, self._starts[bisect_right(self._starts, start)])

@@ -69,7 +69,7 @@ def _print_csv_lines(rows: Sequence[Sequence[str]]) -> None:
 
 
 def print_json(reader: pa.RecordBatchReader) -> None:
-    """Print an object for each row on one line; bytes are hexadecimal, times text."""
+    """Print each row as a JSON object on a line; bytes are displayed in hexadecimal, times as strings."""
     taken: set[str] = set()
     names = [unique_name(name, taken) for name in reader.schema.names]
     for rows in _pieces(reader, lambda values: values):
@@ -81,7 +81,7 @@ def print_json(reader: pa.RecordBatchReader) -> None:
 
 
 def _pieces(reader: pa.RecordBatchReader, show: Callable[[list[tuple[Any, ...]]], Any]) -> Iterator[list[Any]]:
-    """Iterate over the rows in pieces, converted by ``show``."""
+    """Iterate over lists of rows as they are read, each list converted by ``show``."""
     for batch in reader:
         columns = [_values(column) for column in batch.columns]
         rows = list(zip(*columns, strict=True))
@@ -90,7 +90,7 @@ def _pieces(reader: pa.RecordBatchReader, show: Callable[[list[tuple[Any, ...]]]
 
 
 def _values(column: pa.Array) -> list[Any]:
-    """Return the values as Python objects: numbers, text, True, None, lists and dictionaries of these."""
+    """Return the values as Python objects: numbers, strings, True, None, and lists and dictionaries of these."""
     import pyarrow as pa
 
     if pa.types.is_dictionary(column.type):
@@ -102,7 +102,7 @@ def _values(column: pa.Array) -> list[Any]:
 
 
 def _plain_type(kind: pa.DataType) -> pa.DataType:
-    """Return a type with text instead of times, because Python's times have no nanoseconds."""
+    """Return ``kind`` with times replaced by strings, because Python's ``datetime`` has no nanoseconds."""
     import pyarrow as pa
 
     if pa.types.is_timestamp(kind):

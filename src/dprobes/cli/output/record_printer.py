@@ -47,7 +47,7 @@ class DamageReport:
         self._unsaid: Counter[str] = Counter()
 
     def __call__(self, damage: Damage) -> None:
-        """Report or count a damaged place."""
+        """Print a warning about a damaged place of a trace file, or only count it if many were printed."""
         self._places[damage.file] += 1
         if self._places[damage.file] > _SAID_MAX:
             self._unsaid[damage.file] += damage.size

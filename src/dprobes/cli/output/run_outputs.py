@@ -180,7 +180,7 @@ class Outputs:
         return self._stream is not None and self._stream.is_holding
 
     def give_up(self) -> bool:
-        """End waits for the reader of standard output or a file; return whether there was one."""
+        """End a wait for the reader of standard output or a file; return whether an output was waiting."""
         return self._stream is not None and self._stream.give_up()
 
     def abandon(self) -> None:

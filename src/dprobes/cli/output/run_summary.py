@@ -223,7 +223,11 @@ def _lines(used: Iterable[tuple[Probepoint, Counts]], missing: Iterable[int], *,
 
 
 def _remarks(count: Counts, place: str) -> Iterator[str]:
-    """Yield remarks about a probepoint below the table."""
+    """
+    Yield lines to print below the table: the reasons for missed, skipped and faulted hits, and foreign writes.
+
+    ``place`` is the displayed place of the probepoint with these counts.
+    """
     if count.missed:
         hits = f"{count.missed} hit{'s' if count.missed > 1 else ''}"
         yield f"{hits} of {place} ran no handler: {_MISSED}"
@@ -247,16 +251,16 @@ def _unused_files(probes: Sequence[Probepoint], counts: Sequence[Counts]) -> lis
 def _without_zeros(
     header: tuple[str, ...], rows: Sequence[tuple[str, ...]]
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Return a table without the rare columns that contain only zeros."""
+    """Return header and rows without those of the rarely used columns that contain only zeros."""
     kept = [n for n, name in enumerate(header) if name not in _RARE or any(row[n] != "0" for row in rows)]
     return tuple(header[n] for n in kept), [tuple(row[n] for n in kept) for row in rows]
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]], paths: Sequence[str], width: int | None) -> str:
     """
-    Return the table; if it is too wide, with the files below it.
+    Return the lines of the table as one string; if they exceed ``width``, with file paths on lines below the table.
 
-    If it is still too wide, places are on lines of their own.
+    If they are still too wide, places are on lines of their own. None as ``width`` means no limit.
     """
     text = console.table(header, rows)
     if width is None or _width(text) <= width:
@@ -308,7 +312,7 @@ def skipped_hits(counts: Counts, place: str) -> str:
 
 
 def place_of(probe: Probepoint) -> str:
-    """Return the displayed place of a probepoint."""
+    """Return the place of a probepoint as displayed, with ``(return)`` after that of a return probe."""
     return f"{probe.where} (return)" if probe.at_return else probe.where
 
 
@@ -415,7 +419,7 @@ def _on_command(paths: Sequence[str], command: Sequence[str]) -> str | None:
 
 
 def _on_functions(probes: Sequence[Probepoint], scope: Scope, mapped: Mapping[str, str]) -> str | None:
-    """Return advice about other places of the probed functions; None if there are none."""
+    """Return advice about other places and files in which the probed functions are defined; None if none is known."""
     starts = [(probe.path, _START.fullmatch(probe.where)) for probe in probes if probe.is_in_code]
     functions = list(dict.fromkeys((path, start["name"]) for path, start in starts if start is not None))
     if not functions:

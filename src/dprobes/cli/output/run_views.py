@@ -74,7 +74,7 @@ class TableOutput:
 
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:
-        """Print the tables at intervals until the end of the context."""
+        """Print the tables at intervals until the context ends."""
         interval = self._options.interval
         if interval is None:
             yield
@@ -252,7 +252,7 @@ class Views:
 
     def at_the_hit(self, program: Program, source: RecordSource, *, carries: bool, verbose: bool) -> Program:
         """
-        Return a program that tallies at the hit; if records are needed, return ``program`` unchanged.
+        Return a program whose handlers aggregate in keyed tables; return ``program`` unchanged if records are needed.
 
         ``carries`` is true if records have other consumers; with ``verbose`` a note reports the choice.
         """

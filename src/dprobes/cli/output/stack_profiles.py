@@ -35,7 +35,11 @@ class StacksOptions(NamedTuple):
 
 
 def stacks_of(target: str | None, weight: str | None, baseline: Path | None) -> StacksOptions | None:
-    """Return the options of profiles, None without ``--stacks``; raise ``UsageError`` for an invalid combination."""
+    """
+    Return the options of profiles, None without ``--stacks``; raise ``UsageError`` for an invalid combination.
+
+    ``target`` is the value of ``--stacks``, ``weight`` that of ``--weight``, and ``baseline`` that of ``--baseline``.
+    """
     if target is None:
         if weight is not None or baseline is not None:
             raise click.UsageError(f"--{'baseline' if weight is None else 'weight'} is about --stacks")
@@ -124,7 +128,7 @@ def _stacks(profile: StackProfile) -> str:
 
 
 def is_perfetto(target: str) -> bool:
-    """Return whether the destination is a Perfetto trace: samples with their times."""
+    """Return whether the file name ``target`` selects a Perfetto trace, which has the time of each sample."""
     return target.lower().endswith((".pftrace", ".perfetto-trace"))
 
 
@@ -161,7 +165,11 @@ def _read(path: Path, weight: str | None) -> StackProfile:
 
 
 def _writer_of(target: str) -> Callable[[StackProfile, StackProfile | None], bytes]:
-    """Return the encoder for a file, chosen by its name."""
+    """
+    Return the encoder of profiles for a file, chosen by the extension of its name.
+
+    The encoder's arguments are the profile and its baseline, or None.
+    """
     name = target.lower()
     if name.endswith((".html", ".htm")):
         return _page

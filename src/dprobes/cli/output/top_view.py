@@ -71,7 +71,7 @@ class TopView:
     # The sink
 
     def create_event(self, source: RecordSource) -> None:
-        """Register a program."""
+        """Prepare the display of the fields of a program, which ``source`` describes."""
         with self._lock:
             self._fields[source.number] = FieldValues(source, symboliser=AddressSymboliser(source, live=True))
             self._source = source
@@ -126,7 +126,11 @@ class TopView:
         return sorted(rows, key=lambda row: (-row.rate, -row.hits, row.probe, row.place))
 
     def _rates(self, now: float, hits: Counter[tuple[str, str]]) -> dict[tuple[str, str], float]:
-        """Return the hits per second during the last second."""
+        """
+        Append the total counts ``hits`` to the history, and return the hits per second of each place.
+
+        ``now`` is the monotonic time in seconds. The rate is the average since the counts of about a second ago.
+        """
         self._measured.append((now, hits))
         while len(self._measured) > 2 and now - self._measured[1][0] >= _RATE_SPAN:
             self._measured.pop(0)
@@ -135,7 +139,11 @@ class TopView:
         return {key: (count - counted[key]) / span if span > 0 else 0.0 for key, count in hits.items()}
 
     def _text(self, encoded: bytes, place: Place) -> str:
-        """Return the values of a record, with the names of addresses, and the function of samples and accesses."""
+        """
+        Return the formatted values of an encoded record, with the names of addresses.
+
+        For samples and memory accesses, which may be in any function, the function of the record is included.
+        """
         assert self._source is not None
         record, fields = decode_record(encoded), self._fields[self._source.number]
         found = [f"{name}={fields.text(record, place, name)}" for name in fields.data(record)]

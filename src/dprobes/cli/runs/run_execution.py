@@ -117,7 +117,7 @@ class RunOptions:
 
 
 def run_line(given: RunOptions) -> int:
-    """Run a command line, and return the exit status."""
+    """Execute ``dprobes run`` with the options of a command line, and return the exit status."""
     progress = Progress()
     try:
         with contextlib.ExitStack() as stack:
@@ -169,7 +169,7 @@ class _LineFace(run_steps.Face[int]):
         )
 
     def request(self) -> Request:
-        """Return the request of the command line."""
+        """Return the request that corresponds to the options of the command line: processes, engine, record options."""
         given, scope = self._given, self._asked
         if scope.command and _is_for_programs(given):
             # The output of records must not be mixed with the command's, which goes to standard error.
@@ -276,7 +276,7 @@ class _LineFace(run_steps.Face[int]):
         self._early = self._stack.enter_context(EarlyInterrupt(deferred=not is_command))
 
     def ready(self, group: AttachmentGroup) -> None:
-        """Execute the ``begin`` blocks of the tool."""
+        """Execute the ``begin`` blocks of the program, once all initial probepoints are inserted."""
         if (tool := self._loaded.tool) is not None:
             from dprobes.cli.runs.tool_blocks import ToolBlocks
 
@@ -346,7 +346,7 @@ class _LineFace(run_steps.Face[int]):
         return as_json, not as_json and _is_for_programs(self._given)
 
     def _table_output(self, attachment: Attachment) -> TableOutput:
-        """Return the printer of tables."""
+        """Return the printer of keyed tables for the options of the command line."""
         if self._tables is None:
             given, shown = self._given, self._shown_tables
             as_json, aside = self._json

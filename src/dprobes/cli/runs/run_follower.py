@@ -64,12 +64,16 @@ class _Time:
         self._changed = threading.Condition()
 
     def begin(self, *, has_probepoints: bool) -> None:
-        """Begin the duration: all possible probepoints are inserted."""
+        """
+        Start the measurement of ``--duration``, once all possible probepoints are inserted.
+
+        Without probepoints (``has_probepoints``), a launched command has some time to load a module that is probed.
+        """
         self._awaits_first = self._awaits_first and not has_probepoints
         self._set(_BEGINNING if self._awaits_first else 0.0)
 
     def first(self) -> None:
-        """Record the insertion of the first probepoint."""
+        """Start the measurement of ``--duration`` if it waited for the first probepoint."""
         if self._awaits_first and self._starts is not None:
             self._awaits_first = False
             self._set(0.0)
@@ -358,7 +362,7 @@ class Run:
             console.note(f"{self._active} probepoint{are} active; Ctrl-C ends the run")
 
     def conclude(self, finished: Finished | None) -> int:
-        """Print the results, and return the exit status."""
+        """Print the summary and reasons for missing hits, and return the exit status; 1 if ``finished`` is None."""
         if finished is None:
             return 1
         self._summarize(finished)
@@ -417,7 +421,12 @@ class Run:
             console.error("no probepoint was inserted")
 
     def _status(self, finished: Finished) -> int:
-        """Return the exit status of the run."""
+        """
+        Return the exit status of dprobes.
+
+        It is 1 after a failure, that of the command with ``--exit-status``, 128 plus the number of a signal that ended
+        the run, else 0.
+        """
         if self._has_failed:
             return 1
         if self._exit_status and finished.exit_status is not None:

@@ -72,7 +72,7 @@ class ToolBlocks:
         }
 
     def begin(self) -> None:
-        """Execute the ``begin`` blocks."""
+        """Execute the ``begin`` blocks of the program, in the order of the source."""
         self._execute_all(BlockKind.BEGIN)
 
     @contextlib.contextmanager
@@ -94,7 +94,7 @@ class ToolBlocks:
                 thread.join()
 
     def end(self) -> None:
-        """Execute the ``end`` blocks."""
+        """Execute the ``end`` blocks of the program, in the order of the source."""
         self._execute_all(BlockKind.END)
 
     def _execute_all(self, kind: BlockKind) -> None:
@@ -180,11 +180,11 @@ class ToolBlocks:
         self._attachment.change([TableChange(table, key, value)])
 
     def delete(self, table: int, key: bytes) -> None:
-        """Remove a key from a table."""
+        """Remove a key from the keyed table with index ``table``; do nothing if the table lacks it."""
         self._attachment.change([TableChange(table, key)])
 
     def clear(self, table: int) -> None:
-        """Remove all keys from a table."""
+        """Remove all keys from the keyed table with index ``table``."""
         self._attachment.change([TableChange(table)])
 
     def show(self, table: int, rows: int | None) -> None:

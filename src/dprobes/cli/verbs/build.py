@@ -177,7 +177,11 @@ def _output(file: Path | None, output: Path | None) -> Path:
 def _dump(
     program: Path | str, diagnostics: Diagnostics, options: CompileOptions, name: str, files: ModuleFiles | None
 ) -> list[str]:
-    """Return the result of a pass for a program in DProbes C; raise a usage error for a program in RPN."""
+    """
+    Return the lines of ``--dump``: the result of compiler pass ``name`` for a program in DProbes C.
+
+    Raise a usage error for a program in RPN.
+    """
     from dprobes.dpc.compiler import dump_lines
 
     if not is_c(program):
@@ -237,7 +241,7 @@ def _rpn_source(
 
 
 def _purpose(ppdf: Ppdf) -> str:
-    """Return the description of a file: its builds of each module."""
+    """Return a clause, without its subject, about the builds of each module that a PPDF was compiled for."""
     if not ppdf.companions:
         return _purpose_of_one(ppdf)
     return "; ".join(f"for '{each.program.name}' it {_purpose_of_one(each)}" for each in ppdf.members)

@@ -60,14 +60,14 @@ class ThisMachine:
         return ()
 
     def arrays(self, subsystem: str, name: str) -> Mapping[str, int]:
-        """Return the fields of a tracepoint that are arrays, with their sizes."""
+        """Return the array fields of tracepoint ``SUBSYSTEM:NAME`` in tracefs: field name to size in bytes."""
         with contextlib.suppress(DprobesError, OSError):
             fields = self._tracepoints.record_fields(subsystem, name).values()
             return {each.name: 0 if each.place else each.size for each in fields if each.is_array}
         return {}
 
     def pointers(self, subsystem: str, name: str) -> Mapping[str, str]:
-        """Return the fields of a tracepoint that are pointers to structures, with their types."""
+        """Return the pointer fields of tracepoint ``SUBSYSTEM:NAME`` in tracefs: field name to structure type."""
         with contextlib.suppress(DprobesError, OSError):
             fields = self._tracepoints.record_fields(subsystem, name).values()
             types = {each.name: each.type_name.removeprefix("const ") for each in fields}

@@ -121,7 +121,11 @@ def _trace(
 
 
 def _skip(parser: TraceParser, pieces: Iterator[bytes]) -> bool:
-    """Skip damage, and return whether an intact frame follows."""
+    """
+    Skip damaged bytes of a trace, and return whether an intact frame follows.
+
+    ``pieces`` is the rest of the file; the bytes that it yields are passed to the parser.
+    """
     while not parser.skip(at_end=False):
         if (piece := next(pieces, None)) is None:
             return parser.skip(at_end=True)
@@ -130,7 +134,12 @@ def _skip(parser: TraceParser, pieces: Iterator[bytes]) -> bool:
 
 
 def _frames(begin: bytes, pieces: Iterator[bytes], name: str) -> Iterator[TraceRecord | LostRecords]:
-    """Iterate over records in frames; bytes between frames are reported at the end."""
+    """
+    Iterate over the records in the output of ``--log-format binary``; report bytes between frames at the end.
+
+    ``begin`` are the bytes already read, ``pieces`` the rest, and ``name`` is that of the file in messages. Raise
+    ``FormatError`` if there are bytes but no record.
+    """
     program = TraceProgram(RecordSource(0, name), places=[PlaceEntry("")], origin=TraceOrigin(name))
     decoder = FrameDecoder()
     count = garbage = 0

@@ -55,7 +55,11 @@ def locate_command(place: str, symbols: Path | None, pid: int | None) -> int:
 
 
 def _lines(place: str, symbols: Path | None, pid: int | None) -> list[str]:
-    """Return the lines about a place."""
+    """
+    Return the output lines for a place: function, source lines, tracepoint, system call, or USDT probes.
+
+    ``symbols`` is the value of ``--sym``; ``pid`` selects the process whose files are searched, None for this one.
+    """
     from dprobes.target.module_lookup import find_module
 
     if place.startswith(("syscall", "tracepoint")):

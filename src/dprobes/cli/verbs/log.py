@@ -330,7 +330,7 @@ def _found(
 
 
 def _last(found: list[TraceRecord | LostRecords], count: int) -> list[TraceRecord | LostRecords]:
-    """Return the end of a list that contains ``count`` records."""
+    """Return the shortest end of a list that contains ``count`` records, besides notes of lost records."""
     for at in range(len(found) - 1, -1, -1):
         if not isinstance(found[at], LostRecords):
             count -= 1

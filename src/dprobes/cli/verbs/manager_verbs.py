@@ -35,7 +35,11 @@ __all__ = ["absolute_target", "client", "print_json"]
 
 
 def client(*, starts: bool = False, patience: float | None = None) -> ManagerClient:
-    """Return the client, which prints notices on standard error; ``patience`` is the time limit in seconds."""
+    """
+    Return the client of the probe manager, which prints notices on standard error.
+
+    With ``starts``, a manager is started if none runs. ``patience`` is the time limit of a request in seconds.
+    """
     return ManagerClient(starts=starts, notify=_print, patience=patience)
 
 
@@ -56,7 +60,7 @@ def name_option(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def one_of(name: str | None, *, everything: bool) -> None:
-    """Raise a usage error if both are given."""
+    """Raise a usage error if both ``--name`` and ``--all`` are given."""
     if name is not None and everything:
         raise click.UsageError("give one of --name NAME and --all")
 

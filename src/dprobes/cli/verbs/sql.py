@@ -74,9 +74,10 @@ def _warn_of_loss(program: str, count: int) -> None:
 
 def _interruptible(database: Database, answer: Callable[[], int]) -> int:
     """
-    Execute a query in another thread: Python cannot handle Ctrl-C while a query runs in the main thread.
+    Call ``answer``, which executes a query, in another thread, and return its result.
 
-    DuckDB does not end every query at once when it is interrupted; the wait is limited.
+    Python cannot handle Ctrl-C while a query runs in the main thread. DuckDB does not end every query at once when it
+    is interrupted; the wait is limited.
     """
     results: list[int | BaseException] = []
 

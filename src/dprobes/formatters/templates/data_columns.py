@@ -48,7 +48,11 @@ class Step(NamedTuple):
 
 
 def steps_of(template: Template, word_size: int) -> list[Step] | None:
-    """Return the steps of a template; None if it has parts other than strings and numbers."""
+    """
+    Return how to walk through the data of a template's records: the strings and numbers in their order.
+
+    Return None if the template has other parts.
+    """
     steps, field = [], 0
     for part in data_parts(template):
         match part:
@@ -116,7 +120,7 @@ def _places(template: Template, word_size: int, item_size: Callable[[int], int |
 
 
 def fixed_layout(template: Template, word_size: int, byte_order: ByteOrder) -> struct.Struct | None:
-    """Return the ``struct`` of a template's data, whose values are its fields; None if the layout is not fixed."""
+    """Return the ``struct`` that unpacks a template's data into its fields; None if offsets or sizes vary."""
     found = fixed_places(template, word_size)
     if found is None:
         return None
@@ -210,9 +214,9 @@ class RaggedData:
         self, steps: Sequence[Step], wanted: Sequence[int], *, is_whole: bool
     ) -> tuple[Sequence[int], list[list[int]]]:
         """
-        Return the records in which these steps find strings and numbers, and the start of each step in them.
+        Return the numbers of the records in which all steps find their data, and the offset of each step in them.
 
-        With ``is_whole`` the data of these records must end after the last step.
+        With ``is_whole`` the data of these records must end after the last step. ``wanted`` are the records to examine.
         """
         body, token = self.body, Token.STRING
         places = [[self.starts[row] for row in wanted]]

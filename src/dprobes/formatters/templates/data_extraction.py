@@ -68,10 +68,11 @@ _FAULTS = (Token.ADDRESS_FAULT, Token.SELECTOR_FAULT)
 
 class Taken(NamedTuple):
     """
-    The data of one part of a template; a ``value`` of None is missing.
+    The bytes of a record that one part of a template has consumed.
 
-    ``missing`` is the number of its bytes that are not in the record. ``odd`` are bytes of an item that do not form a
-    whole number. ``problem`` is the reason why there is no item, or an empty string.
+    ``value`` is their decoded value, None if it is missing; ``missing`` is the number of its bytes that are not in the
+    record. ``odd`` are bytes of an item that do not form a whole number. ``problem`` is the reason why there is no
+    item, or an empty string.
     """
 
     value: Value
@@ -96,7 +97,7 @@ def placeholders(template: Template) -> tuple[Placeholder, ...]:
 
 
 def read(template: Template, record: LogRecord) -> tuple[list[Taken], bytes]:
-    """Return the data of each of ``data_parts`` in a record, and the remaining bytes."""
+    """Return what each of ``data_parts`` consumes of a record's data, and the bytes that none of them consumes."""
     reader = _Reader(record)
     taken = [reader.take(part) for part in data_parts(template)]
     if record.is_cut:
@@ -221,7 +222,11 @@ class _Reader:
         return self._numbers(part, head, body, missing)
 
     def _numbers(self, part: Placeholder, head: ItemHead, body: bytes, missing: int) -> Taken:
-        """Return the number of an item, or all its numbers."""
+        """
+        Return the number in the body of an item, or all its numbers if ``part`` is an array.
+
+        ``missing`` is the number of announced bytes that are not in the record.
+        """
         size = part.size or self._word_size
         signed = part.conversion.is_signed
         if not part.is_array:
@@ -234,7 +239,11 @@ class _Reader:
         return Taken(values, missing, body[end:])
 
     def _network(self, head: ItemHead, body: bytes, missing: int) -> Taken:
-        """Return an internet address: 4 or 16 bytes in network order, or a word that was loaded from such bytes."""
+        """
+        Return an internet address: 4 or 16 bytes in network order, or a word that was loaded from such bytes.
+
+        ``missing`` is the number of announced bytes that are not in the record.
+        """
         if head.token is Token.STACK_COUNT and len(body) == self._word_size:
             body = body[:_IPV4] if self._order == "little" else body[-_IPV4:]
         if len(body) not in (_IPV4, _IPV6):
@@ -340,7 +349,7 @@ def _literal(text: str) -> str:
 
 
 def _conversion(part: Placeholder) -> str | None:
-    """Return the equivalent Python conversion for a number, None if there is none."""
+    """Return the conversion of Python's ``%`` operator with the same output for a number; None if there is none."""
     width = part.width
     if part.conversion is Conversion.POINTER and not width.columns:
         return "0x%x"
@@ -372,7 +381,7 @@ _NAME_REACH = 100
 
 
 class FieldKind(enum.Enum):
-    """Types of fields."""
+    """Types of the values of a template's fields."""
 
     SIGNED = "signed"
     UNSIGNED = "unsigned"
@@ -434,7 +443,7 @@ class Decoded:
 
 @lru_cache(maxsize=4096)
 def fields_of(template: Template, word_size: int) -> tuple[Field, ...]:
-    """Return the fields of the records that a template is for."""
+    """Return the fields of a template's records; ``word_size`` in bytes is that of numbers without a size."""
     fields: list[Field] = []
     taken: set[str] = set()
     for placeholder, before in _with_text_before(template):

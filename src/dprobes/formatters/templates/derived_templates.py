@@ -191,7 +191,12 @@ class _Walk:
         return self._handler if procedure is None else self._procedures[procedure]
 
     def _next(self, instruction: Instruction, code: Code, way: _Way) -> Iterator[_Way]:
-        """Iterate over the states that may follow an instruction."""
+        """
+        Iterate over the states after a jump, call, return or other instruction.
+
+        ``way`` is the state before the instruction, with its stack and log effects applied. Raise ``_UnknownError`` for
+        a missing label or procedure, and a return without a call.
+        """
         target, following = str(instruction.operand), way.position + 1
         match instruction.row.flow:
             case Flow.NEXT:
@@ -211,7 +216,11 @@ class _Walk:
                 raise _UnknownError
 
     def _after(self, instruction: Instruction, way: _Way) -> _Way:
-        """Return the state after an instruction that does not jump, with its cells and its log."""
+        """
+        Return the state with an instruction's effect on the named stack cells and on the logged values.
+
+        The position is unchanged: ``_next`` follows jumps. Raise ``_UnknownError`` if the effect cannot be predicted.
+        """
         row, cells, logged = instruction.row, list(way.cells), list(way.logged)
         effect = stack_effect(instruction, self._processor, self._tables)
         is_moved = row.group is not Group.STACK or row.syntax in _MOVED

@@ -30,7 +30,7 @@ FILE_MAX = 1 << 20
 
 
 class TemplateFinder(Protocol):
-    """A collection of templates."""
+    """A collection of templates that can be searched by major and minor code."""
 
     def find(self, major: int, minor: int) -> Template | None:
         """Return the template of the records with these codes; None if there is none."""

@@ -301,7 +301,7 @@ def _checked_size(reader: _Reader, conversion: Conversion, written: _Written) ->
     """
     Return the size of one number in bytes: None for the word, 0 for a string.
 
-    Raise ``_WrongError`` for an invalid size or precision.
+    ``written`` has the options before the letter. Raise ``_WrongError`` for an invalid size or precision.
     """
     size, has_size = written.size, written.has_size
     if conversion is Conversion.STRING:
@@ -322,7 +322,11 @@ def _checked_size(reader: _Reader, conversion: Conversion, written: _Written) ->
 
 
 def _checked(part: Part, written: Span) -> Part:
-    """Return the part; raise ``_WrongError`` if it is an array whose width or precision exceeds ``ARRAY_WIDTH_MAX``."""
+    """
+    Return ``part``; raise ``_WrongError`` if it is an array whose width or precision exceeds ``ARRAY_WIDTH_MAX``.
+
+    ``written`` is the span of the part in the text, for the error.
+    """
     if isinstance(part, Placeholder) and part.is_array:
         found = max(part.width.columns, part.precision or 0)
         if found > ARRAY_WIDTH_MAX:
@@ -332,7 +336,11 @@ def _checked(part: Part, written: Span) -> Part:
 
 
 def _field(reader: _Reader, start: int) -> tuple[str, str]:
-    """Return the name of a field, empty if there is none, and the brackets of a list."""
+    """
+    Consume ``(NAME)`` or ``(NAME[])`` after a percent sign; return the name and ``[]``, empty strings without them.
+
+    ``start`` is the position of the percent sign.
+    """
     if not reader.takes("("):
         return "", ""
     at = reader.position
@@ -352,12 +360,16 @@ def _field(reader: _Reader, start: int) -> tuple[str, str]:
 
 
 def _flag_of_numbers(width: Width) -> str:
-    """Return a flag that only numbers take, or an empty string."""
+    """Return a flag of ``width`` that is valid only for numbers (``0``, ``#``, ``+`` or blank), or an empty string."""
     return "0" if width.with_zeros else "#" if width.has_prefix else width.plus
 
 
 def _names(reader: _Reader, start: int, letter: str) -> tuple[tuple[int, str], ...]:
-    """Return the numbers of an enumeration with their names."""
+    """
+    Consume ``{NAME=number,...}`` after the letter of an enumeration; return pairs of number and name.
+
+    ``start`` is the position of the percent sign, for errors.
+    """
     hint = "write the names: '%dE{IDLE=0,BUSY=7}'"
     if not reader.takes("{"):
         raise _WrongError(reader.since(start), f"conversion '{letter}' prints the name of a number", hint)
@@ -379,7 +391,11 @@ def _names(reader: _Reader, start: int, letter: str) -> tuple[tuple[int, str], .
 
 
 def _check_bare_item(reader: _Reader, written: _Written, letter: str, what: str, hint: str) -> None:
-    """Raise ``_WrongError`` if there is any option but ``*`` before the letter."""
+    """
+    Raise ``_WrongError`` unless ``letter`` is preceded by ``*`` and no other option.
+
+    ``what`` is the verb of the message, such as "prints"; ``hint`` is the correct form.
+    """
     if not written.is_item:
         raise _WrongError(reader.since(written.start), f"'{letter}' {what} an item", hint)
     if reader.position - written.first > len("*h"):
@@ -431,7 +447,11 @@ def _precision(reader: _Reader, start: int) -> int | None:
 
 
 def _size(reader: _Reader, *, is_item: bool) -> tuple[int | None, bool]:
-    """Return a size in bytes, None for the word, and whether a letter specifies it."""
+    """
+    Consume the letter of a size before a conversion; return the size in bytes and True.
+
+    The size is None for the letter of a word. Without a letter, return None and False.
+    """
     letter, after = reader.peek(), reader.peek(1)
     if not letter or letter not in _SIZES:
         return None, False
@@ -461,7 +481,11 @@ def _header_value(reader: _Reader, start: int, width: Width) -> HeaderValue:
 
 
 def _unknown(reader: _Reader, start: int) -> _WrongError:
-    """Return the error for an invalid letter of a conversion, and skip it."""
+    """
+    Return the error for an invalid letter of a conversion, and consume the letter.
+
+    ``start`` is the position of the percent sign.
+    """
     letter = reader.peek()
     if not letter:
         hint = "'%%' prints a percent sign" if reader.position - start == 1 else None

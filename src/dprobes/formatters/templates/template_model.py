@@ -156,7 +156,7 @@ class Width:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Literal text."""
+    """Literal text of a template, which is printed unchanged."""
 
     text: str
 
@@ -202,7 +202,7 @@ class HeaderValue:
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """Bytes of the data that are skipped."""
+    """The part ``%+N`` of a template: ``count`` bytes of the data that are not printed."""
 
     count: int
 

@@ -72,7 +72,7 @@ def parse_file(source: SourceFile, major: int | None, diagnostics: Diagnostics) 
 
 
 class _Draft:
-    """A template under construction."""
+    """A template whose ``fmt`` lines are being parsed."""
 
     def __init__(self, minor: int | None, span: Span) -> None:
         self.minor = minor

@@ -102,7 +102,11 @@ _WITH_LINES = (Conversion.DUMP, Conversion.STACK)
 
 
 def _own_lines(part: Placeholder, taken: Taken, names: _Names) -> tuple[str, bool]:
-    """Return a dump or a call stack, and True if it fills whole lines; a substitute for missing data does not."""
+    """
+    Return the lines of a hex dump or a call stack, and True; for missing data a substitute, and False.
+
+    A substitute is printed within the line of the template.
+    """
     if part.conversion is Conversion.DUMP:
         dump = _dump(taken)
         return dump, dump.startswith(_DUMP_START)
@@ -111,7 +115,11 @@ def _own_lines(part: Placeholder, taken: Taken, names: _Names) -> tuple[str, boo
 
 
 def _in_line(part: Part, following: Iterator[Taken], names: _Names, wall_offset: int) -> str:
-    """Return the text of any other part; parts that take data consume the next element of ``following``."""
+    """
+    Return the text of a part that is neither dump nor call stack; a part with data consumes the next of ``following``.
+
+    ``wall_offset`` converts the record's time to nanoseconds since 1970.
+    """
     match part:
         case Text(literal):
             return escaped(literal, "\n\t")
@@ -125,7 +133,7 @@ def _in_line(part: Part, following: Iterator[Taken], names: _Names, wall_offset:
 
 
 class _Names(NamedTuple):
-    """The names of the addresses of one record."""
+    """The addresses of one record with their names; without ``symboliser`` they are numbers."""
 
     symboliser: Symboliser | None
     record: LogRecord
@@ -251,7 +259,7 @@ _DUMP_START = "0x"
 
 
 def _dump(taken: Taken) -> str:
-    """Return a dump, which fills whole lines, or its substitute."""
+    """Return a hex dump on lines of its own; if there are no data, the text of the fault or of the missing item."""
     match taken.value:
         case bytes() as data:
             text = hex_dump(data)
@@ -278,7 +286,7 @@ def _is_stack(part: object) -> bool:
 
 
 def _stack(taken: Taken, names: _Names) -> str:
-    """Return the frames of a call stack, a line for each."""
+    """Return the frames of a call stack, a line for each, and the reason why it ends early."""
     frames = taken.value if isinstance(taken.value, tuple) else ()
     lines: list[str] = []
     for number, each in enumerate(frames):
@@ -294,7 +302,7 @@ def _stack(taken: Taken, names: _Names) -> str:
 
 
 def _remarks(taken: Taken) -> str:
-    """Return remarks about data that do not match the template."""
+    """Return remarks such as ``<missing 4 bytes>`` if data do not match the template, else an empty string."""
     if taken.problem == NO_ROOM:
         return CUT
     parts = []

@@ -88,7 +88,7 @@ class HeaderItems:
             self.declarations.append("string _function;")
 
     def encode(self, record: LogRecord, function: str = "") -> bytes:
-        """Return the event context of a record."""
+        """Return the CTF event context of a record: its header items, and ``function`` if the context has it."""
         data = self._layout.pack(*self._items(record))
         if self._has_name:
             data += escaped(record.process_name or "").encode() + b"\0"
@@ -134,7 +134,11 @@ def _getter(indices: list[int]) -> Callable[[Any], tuple[Any, ...]]:
 
 
 def _integer(size: int, *, signed: bool = False, base: int = 10) -> str:
-    """Return the name of an integer type."""
+    """
+    Return the name of a TSDL integer type, such as ``uint32_t``; ``size`` is in bytes.
+
+    ``base`` is that of its displayed numbers, and determines the prefix of the name.
+    """
     return f"{_BASES[base]}{'' if signed else 'u'}int{8 * size}_t"
 
 
@@ -253,7 +257,7 @@ class Metadata:
         return True
 
     def text(self) -> str:
-        """Return the text of the metadata file."""
+        """Return the contents of the trace's ``metadata`` file in TSDL."""
         return "\n".join([
             "/* CTF 1.8 */\n",
             TYPES,

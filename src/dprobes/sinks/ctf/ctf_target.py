@@ -51,7 +51,11 @@ _NOTHING = "?"
 
 
 def table_events(trace: Trace, contents: Sequence[TableContents], names: Names, time: int) -> Events:
-    """Return the events of tables at one time; their classes are added to ``trace``."""
+    """
+    Return an event for each row of keyed tables; new event classes are added to ``trace``.
+
+    ``time`` is the time of all events: CLOCK_MONOTONIC in nanoseconds. ``names`` names addresses in keys.
+    """
     header = HeaderItems(_NO_RECORD)
     events: Events = []
     for each in contents:
@@ -177,7 +181,7 @@ class CtfSink:
             raise self._error(error) from error
 
     def destroy_event(self, source: RecordSource) -> None:
-        """Drop the state of a program."""
+        """Drop the state of a program after its last record; its description remains in the trace."""
         self._programs.pop(source.number, None)
         self._forget_kinds(source.number)
 

@@ -139,7 +139,7 @@ class Stream:
         self._before, self._now = old, new
 
     def undo(self) -> None:
-        """Revert the last commit."""
+        """Remove the last committed packet from the trace."""
         old, new = self._before, self._now
         if new.file != old.file:
             self._path(new.file).unlink()
@@ -155,7 +155,12 @@ class Stream:
         return _aligned(self._start_size + len(body), _ALIGNMENT)
 
     def _packet(self, file: int, body: bytes, first: int, last: int, discarded: int, size: int) -> bytes:
-        """Return a packet that is padded to ``size`` bytes; only the padding of the last word is in the result."""
+        """
+        Return a CTF packet with events ``body``, whose header declares a size of ``size`` bytes.
+
+        Only the padding of the last word is in the result. ``file`` is the stream's number, ``first`` and ``last`` are
+        the times of the first and last event, and ``discarded`` is the total of lost events.
+        """
         content = self._start_size + len(body)
         stream_class = STREAM_CLASS_WITHOUT_CPU if self.cpu is None else STREAM_CLASS
         return b"".join((
@@ -177,7 +182,7 @@ class Stream:
             raise
 
     def _set_size(self, state: _State, size: int) -> None:
-        """Overwrite the size of the last packet."""
+        """Overwrite the size in the context of the last packet of ``state`` by ``size`` bytes."""
         with _opened(self._path(state.file)) as descriptor:
             _write(descriptor, _SIZE.pack(8 * size), state.packet + HEADER.size)
 
@@ -190,7 +195,11 @@ class Stream:
 
 @contextmanager
 def _opened(path: Path, flags: int = 0) -> Iterator[int]:
-    """Open a file for writing; it is closed afterwards, since there may be hundreds of files."""
+    """
+    Open a file for writing, and close it at the end of the context: a trace may have hundreds of files.
+
+    ``flags`` are added to those of open(2).
+    """
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | flags, 0o666)
     try:
         yield descriptor
@@ -303,7 +312,7 @@ def _commit(streams: list[Stream]) -> None:
 
 
 def _new_directory(parent: Path) -> Path:
-    """Create a directory with the current time in its name."""
+    """Create a directory in ``parent`` whose name is the current time, and return its path."""
     name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
     number = 1
     while True:

@@ -66,7 +66,7 @@ class CommandOutlet:
         self._capacity = fcntl.fcntl(self._pipe, fcntl.F_GETPIPE_SZ)
 
     def write(self, parts: Sequence[bytes]) -> None:
-        """Write records to the standard input of the command; raise ``SinkError`` if it does not read all of them."""
+        """Write encoded records to the command's standard input; raise ``SinkError`` if it closes it early."""
         written = write_parts(self._pipe, parts, _PATIENCE)
         self._note(parts[: written.parts])
         if written.problem is None:

@@ -57,7 +57,7 @@ class TraceFileSink:
         return self._timer is not None or self._has_failed
 
     def create_event(self, source: RecordSource) -> None:
-        """Announce a program, or update its description."""
+        """Write the description of a program to the file before its first record, or replace it."""
         with self._lock:
             self._create(source)
 
@@ -81,7 +81,7 @@ class TraceFileSink:
                 self._timer.start()
 
     def _on_time(self) -> None:
-        """Write the buffered records."""
+        """Write records that have waited for compression for too long, as called by the timer."""
         with self._lock:
             if self._timer is not None:
                 self._timer = None
@@ -114,14 +114,22 @@ class TraceFileSink:
                 raise self._failure()
 
     def _packed(self, number: int, batch: Batch) -> Sequence[tuple[int, bytes]] | None:
-        """Return packed records with the file's numbers of their probepoints; None if they are not packed."""
+        """
+        Return packed records whose probepoints have the file's numbers; None if the batch is not packed.
+
+        ``number`` is the program's number in the file.
+        """
         if (packed := batch.packed) is None:
             return None
         known = self._known(number, batch.source, packed.distinct())
         return packed.table.renumbered(lambda probe: known[packed.places[probe]])
 
     def _known(self, number: int, source: RecordSource, places: Iterable[Place]) -> dict[Place, int]:
-        """Announce places that are new to the file, and return the numbers of all places in it."""
+        """
+        Write descriptions of places that the file lacks, and return the file's numbers of all places of the program.
+
+        ``number`` is the program's number in the file.
+        """
         known = self._places[source.number]
         if new := [place for place in dict.fromkeys(places) if place not in known]:
             self._writer.add_places(number, [PlaceEntry.of(place) for place in new])
@@ -129,7 +137,7 @@ class TraceFileSink:
         return known
 
     def destroy_event(self, source: RecordSource) -> None:
-        """Write the end of a program to the file."""
+        """Mark the program as ended in the file, and drop its state."""
         with self._lock:
             self._raise_failure()
             if (number := self._numbers.get(source.number)) is not None:

@@ -137,7 +137,11 @@ class CollectorClient:
 
 
 def _partial(status: int, content: bytes) -> Answer:
-    """Return the answer of a response, with the number of rejected records; a body that is not protobuf is ignored."""
+    """
+    Return the answer in an HTTP response: status, message, and number of rejected records from its protobuf body.
+
+    A body that is not protobuf is ignored.
+    """
     from google.protobuf.message import DecodeError
     from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
 
@@ -186,7 +190,7 @@ def _innermost(error: BaseException) -> str:
 
 
 class _Memory(threading.local):
-    """The outcome of a thread's last request."""
+    """The HTTP response or the exception of a thread's last request."""
 
     response: requests.Response | None = None
     error: Exception | None = None
@@ -246,7 +250,7 @@ class Piece:
     before: list[ReadableLogRecord]
 
     def halves(self) -> tuple[Piece, Piece]:
-        """Return the two halves of a piece."""
+        """Return this piece as two: each with half of ``records``, the first one with all of ``before``."""
         middle = len(self.records) // 2
         return (
             Piece(self.first, self.records[:middle], self.before),

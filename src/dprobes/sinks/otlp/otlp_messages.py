@@ -55,7 +55,7 @@ def resource() -> Resource:
 
 
 class LogRecords:
-    """A converter of batches to log records."""
+    """A converter of batches of records to log records of OpenTelemetry."""
 
     def __init__(self, format_name: str) -> None:
         from opentelemetry.sdk.util.instrumentation import InstrumentationScope
@@ -81,7 +81,7 @@ class LogRecords:
             yield self._record(text, wall_time, attributes, is_warning=False)
 
     def of_lost(self, batch: Batch) -> ReadableLogRecord:
-        """Return the log record that reports lost records."""
+        """Return the OpenTelemetry log record that reports the number of records lost before a batch."""
         text = f"<{lost_text(batch)}>"
         attributes = {"dprobes.program": escaped(batch.source.name), "dprobes.lost": _integer(batch.lost)}
         return self._record(text, time.time_ns(), attributes, is_warning=True)
@@ -105,7 +105,7 @@ class LogRecords:
 
 
 def _of_place(source: RecordSource, place: Place) -> dict[str, Any]:
-    """Return the attributes of a record's place."""
+    """Return the OpenTelemetry attributes of a record's probepoint: program, module, symbol, function."""
     attributes: dict[str, Any] = {
         "dprobes.program": escaped(source.name),
         "dprobes.module": escaped(place.module),
@@ -119,7 +119,7 @@ def _of_place(source: RecordSource, place: Place) -> dict[str, Any]:
 
 
 def _of_record(known: KnownRecord) -> dict[str, Any]:
-    """Return the attributes of the record itself: its header items, then its data."""
+    """Return the OpenTelemetry attributes from the record itself: its header items, then the fields of its data."""
     record = known.record
     items: dict[str, Any] = {
         "code.function.name": escaped(known.function) or None,
@@ -152,7 +152,7 @@ def _wall_time(time: int | None, wall_offset: int) -> int | None:
 
 
 def _typed(field: Field, value: Value) -> Any:
-    """Return a value with a type of OTLP, whose numbers are signed."""
+    """Return a field's value with a type of OTLP: 64-bit numbers are signed there."""
     match value:
         case Fault():
             return str(value)
@@ -186,7 +186,7 @@ _UNITS = {Unit.NONE: "1", Unit.BYTES: "By", Unit.NANOSECONDS: "ns"}
 
 
 class TableMetrics:
-    """A converter of programs' tables to metrics."""
+    """A converter of programs' keyed tables to metrics of OpenTelemetry."""
 
     def __init__(self, resource: Resource) -> None:
         from opentelemetry.sdk.util.instrumentation import InstrumentationScope
@@ -199,7 +199,11 @@ class TableMetrics:
     def of_tables(
         self, source: RecordSource, contents: Sequence[TableContents], names: Names, since: int
     ) -> Iterator[MetricsData]:
-        """Iterate over the contents of requests; ``since`` is the start of the tables in nanoseconds since 1970."""
+        """
+        Iterate over the contents of requests to the collector, each with a limited number of data points.
+
+        ``names`` names addresses in keys. ``since`` is the start of the tables in nanoseconds since 1970.
+        """
         now = time.time_ns()
         metrics: list[Metric] = []
         points = 0
@@ -225,7 +229,7 @@ class TableMetrics:
 
 
 class _Points:
-    """A converter of one table to metrics."""
+    """A converter of the rows of one keyed table to data points of metrics of OpenTelemetry."""
 
     def __init__(self, source: RecordSource, table: Table, names: Names, since: int, now: int) -> None:
         self._source = source

@@ -153,7 +153,7 @@ class OtlpSink:
             raise RecordsRefusedError(f"'{self._client.endpoint}' has rejected records{why}", lost=refused)
 
     def _pieces(self, batch: Batch) -> Iterator[Piece]:
-        """Iterate over the contents of requests."""
+        """Iterate over the contents of requests: log records for a batch, preceded by one for lost records."""
         from dprobes.sinks.otlp.otlp_delivery import Piece
 
         before = [self._records.of_lost(batch)] if batch.lost else []

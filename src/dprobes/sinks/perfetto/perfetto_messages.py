@@ -60,22 +60,22 @@ def varint(value: int) -> bytes:
 
 
 def varint_field(number: int, value: int) -> bytes:
-    """Return a field with an integer."""
+    """Return an encoded protobuf field of wire type VARINT: its tag with field number ``number``, and ``value``."""
     return varint(number << 3) + varint(value)
 
 
 def double_field(number: int, value: float) -> bytes:
-    """Return a field with a floating-point number."""
+    """Return an encoded protobuf field of wire type I64: its tag with field number ``number``, and a double."""
     return varint(number << 3 | 1) + struct.pack("<d", value)
 
 
 def length_field(number: int, data: bytes) -> bytes:
-    """Return a field with bytes, or a message."""
+    """Return an encoded protobuf field of wire type LEN: tag, length, and ``data``, bytes or an encoded message."""
     return varint(number << 3 | 2) + varint(len(data)) + data
 
 
 def text_field(number: int, text: str) -> bytes:
-    """Return a field with a string."""
+    """Return an encoded protobuf field of wire type LEN with a string in UTF-8."""
     return length_field(number, text.encode("utf-8", "backslashreplace"))
 
 
@@ -101,7 +101,7 @@ _TRACE_UUID_MSB, _TRACE_UUID_LSB = 1, 2
 
 
 class _Clock(enum.IntEnum):
-    """Clock ids of BuiltinClock."""
+    """Numbers of clocks in Perfetto's BuiltinClock."""
 
     REALTIME = 1
     MONOTONIC = 3
@@ -155,7 +155,7 @@ class _DebugAnnotation(enum.IntEnum):
 
 
 def trace_uuid(uuid: UUID) -> bytes:
-    """Return the packet that identifies the trace."""
+    """Return the encoded TracePacket with the TraceUuid of the trace."""
     most, least = divmod(uuid.int, 1 << 64)
     content = varint_field(_TRACE_UUID_MSB, most) + varint_field(_TRACE_UUID_LSB, least)
     return length_field(_PACKET, length_field(_TracePacket.TRACE_UUID, content))
@@ -172,7 +172,11 @@ class Packets:
         self._packet = varint(_PACKET << 3 | 2)
 
     def clocks(self, monotonic: int, realtime: int, boottime: int, *, is_first: bool) -> bytes:
-        """Return the packet with a snapshot of the clocks."""
+        """
+        Return the encoded TracePacket with a ClockSnapshot: the values of three clocks at one moment, in nanoseconds.
+
+        ``is_first`` is true for the first snapshot of the trace.
+        """
         clocks = ((_Clock.MONOTONIC, monotonic), (_Clock.REALTIME, realtime), (_Clock.BOOTTIME, boottime))
         snapshot = b"".join(
             length_field(_CLOCKS, varint_field(_CLOCK_ID, clock) + varint_field(_CLOCK_TIMESTAMP, time))
@@ -207,18 +211,18 @@ class Packets:
 
 
 def named_track(uuid: int, name: str) -> bytes:
-    """Return the descriptor of a track that belongs to no process."""
+    """Return the encoded TrackDescriptor of a track that belongs to no process; ``uuid`` identifies the track."""
     return varint_field(_TrackDescriptor.UUID, uuid) + text_field(_TrackDescriptor.NAME, name)
 
 
 def counter_track(uuid: int, parent: int, name: str) -> bytes:
-    """Return the descriptor of a counter's track, below another track."""
+    """Return the encoded TrackDescriptor of a counter's track; ``parent`` is the UUID of the track above it."""
     ids = varint_field(_TrackDescriptor.UUID, uuid) + varint_field(_TrackDescriptor.PARENT_UUID, parent)
     return ids + text_field(_TrackDescriptor.NAME, name) + length_field(_TrackDescriptor.COUNTER, b"")
 
 
 def process_track(uuid: int, pid: int, name: str | None) -> bytes:
-    """Return the descriptor of a process's track."""
+    """Return the encoded TrackDescriptor of a process's track; None as ``name`` omits the process name."""
     process = varint_field(_PROCESS_PID, pid)
     if name is not None:
         process += text_field(_PROCESS_NAME, name)
@@ -226,7 +230,11 @@ def process_track(uuid: int, pid: int, name: str | None) -> bytes:
 
 
 def thread_track(uuid: int, parent: int, pid: int, tid: int, name: str | None) -> bytes:
-    """Return the descriptor of a thread's track, below that of its process."""
+    """
+    Return the encoded TrackDescriptor of a thread's track; ``parent`` is the UUID of the process's track.
+
+    None as ``name`` omits the thread name.
+    """
     thread = varint_field(_THREAD_PID, pid) + varint_field(_THREAD_TID, tid)
     if name is not None:
         thread += text_field(_THREAD_NAME, name)
@@ -249,7 +257,11 @@ _ANNOTATION = varint(_TrackEvent.DEBUG_ANNOTATIONS << 3 | 2)
 
 
 def event(kind: EventType, track: int, category: str, name: str, annotations: Sequence[bytes] = ()) -> bytes:
-    """Return an event; one that ends a slice has no name."""
+    """
+    Return an encoded TrackEvent on the track with UUID ``track``; a SLICE_END event has no category and name.
+
+    ``annotations`` are encoded DebugAnnotation messages.
+    """
     parts = [_event_start(kind, track, category, name)]
     for annotation in annotations:
         parts += (_ANNOTATION, varint(len(annotation)), annotation)
@@ -257,7 +269,7 @@ def event(kind: EventType, track: int, category: str, name: str, annotations: Se
 
 
 def counter(track: int, value: float) -> bytes:
-    """Return the event that sets the value of a counter."""
+    """Return the encoded TrackEvent that sets the counter whose track has UUID ``track`` to ``value``."""
     start = varint_field(_TrackEvent.TYPE, EventType.COUNTER) + varint_field(_TrackEvent.TRACK_UUID, track)
     if isinstance(value, int):
         return start + varint_field(_TrackEvent.COUNTER_VALUE, value)
@@ -279,12 +291,12 @@ _UINT, _INT, _POINTER = (
 
 
 def unsigned(name: str, value: int) -> bytes:
-    """Return an unsigned integer."""
+    """Return an encoded DebugAnnotation with a uint64; an empty ``name`` omits the name."""
     return _name(name) + _UINT + varint(value)
 
 
 def integer(name: str, value: int) -> bytes:
-    """Return a signed integer."""
+    """Return an encoded DebugAnnotation with an int64; an empty ``name`` omits the name."""
     return _name(name) + _INT + varint(value)
 
 
@@ -294,25 +306,25 @@ def pointer(name: str, value: int) -> bytes:
 
 
 def string(name: str, value: str) -> bytes:
-    """Return a string."""
+    """Return an encoded DebugAnnotation with a string in UTF-8; an empty ``name`` omits the name."""
     return _name(name) + text_field(_DebugAnnotation.STRING_VALUE, value)
 
 
 def array(name: str, values: Sequence[bytes]) -> bytes:
-    """Return an array of unnamed values."""
+    """Return an encoded DebugAnnotation with an array of ``values``, encoded annotations without names."""
     return _name(name) + b"".join([length_field(_DebugAnnotation.ARRAY_VALUES, value) for value in values])
 
 
 def dictionary(name: str, values: Sequence[bytes]) -> bytes:
-    """Return named values under one name."""
+    """Return an encoded DebugAnnotation with a dictionary of ``values``, encoded annotations with names."""
     return dictionary_of(name, [entry(value) for value in values])
 
 
 def entry(value: bytes) -> bytes:
-    """Return a named value as an entry of a dictionary."""
+    """Return an encoded annotation with a name as an encoded dictionary entry of a DebugAnnotation."""
     return length_field(_DebugAnnotation.DICT_ENTRIES, value)
 
 
 def dictionary_of(name: str, entries: Sequence[bytes]) -> bytes:
-    """Return entries under one name."""
+    """Return an encoded DebugAnnotation with a dictionary of ``entries``, results of ``entry``."""
     return _name(name) + b"".join(entries)

@@ -148,7 +148,11 @@ class CallStack:
         """The stack pointer after the last return, if no function was entered since."""
 
     def enter(self, place: Place, record: LogRecord) -> int:
-        """Add a call; return the number of earlier calls that have ended without a record of their return."""
+        """
+        Add the call at whose entry ``record`` was logged.
+
+        Return the number of earlier calls that, by their stack pointers, have ended without a record of their return.
+        """
         ended = 0
         while self._calls and any(_is_above(sp, self._calls[-1].sp) for sp in (record.sp, self._returned)):
             self._calls.pop()
@@ -158,7 +162,11 @@ class CallStack:
         return ended
 
     def leave(self, place: Place, record: LogRecord) -> int | None:
-        """Remove a returning call; return the number of calls that end with it, or None if its entry was not seen."""
+        """
+        Remove the call at whose return ``record`` was logged, and all calls that it has made.
+
+        Return the number of removed calls, or None if the entry of the call was not seen.
+        """
         self._returned = record.sp
         index = self._index_of(place, record)
         if index is None:
@@ -197,7 +205,7 @@ _MASK = (1 << 64) - 1
 
 
 class Tracks:
-    """Allocation and descriptors of tracks."""
+    """An allocator of Perfetto tracks, which also encodes their descriptors."""
 
     def __init__(self, packets: Packets) -> None:
         self._packets = packets
@@ -206,7 +214,7 @@ class Tracks:
         self._described: dict[int, str | None] = {}
 
     def of_record(self, out: list[bytes], source: RecordSource, record: LogRecord) -> int:
-        """Return the track of a record; new descriptors are appended to ``out``."""
+        """Return the UUID of the track of a record's thread, process or program; append new descriptors to ``out``."""
         pid, tid, name = record.pid, record.tid, record.process_name
         if pid is None:
             return self.of_program(out, source)
@@ -221,14 +229,18 @@ class Tracks:
         return thread
 
     def of_program(self, out: list[bytes], source: RecordSource) -> int:
-        """Return the track of a program, for events without a process."""
+        """Return the UUID of a program's track, for records without a pid; a new descriptor is appended to ``out``."""
         track = (self._first - 1 - source.number) & _MASK
         if self._is_new(track, source.name):
             self._describe(out, track, source.name, named_track(track, f"dprobes: {source.name}"))
         return track
 
     def of_counter(self, out: list[bytes], source: RecordSource, name: str) -> int:
-        """Return the track of a number in a program's tables."""
+        """
+        Return the UUID of the track for a number in a program's keyed tables; ``name`` is its name.
+
+        New descriptors are appended to ``out``.
+        """
         parent = self.of_program(out, source)
         # Derived from a hash: the same in all traces of a writer, and, with high probability at 64 bits, no thread's
         # track.
@@ -323,7 +335,7 @@ class PerfettoFile:
 
 
 def _end_of_packets(data: mmap.mmap, position: int) -> int:
-    """Return the end of the last whole packet."""
+    """Return the offset after the last complete packet; ``position`` is the offset of the first one."""
     size = len(data)
     while position + 1 < size and data[position] == _PACKET:
         length = 0
@@ -359,7 +371,7 @@ _COUNTERS_MAX = 1000
 
 
 def _numbers_of(row: ShownRow) -> Iterator[tuple[str, float]]:
-    """Iterate over the numbers of a value; a single number has no name."""
+    """Iterate over the names and numbers in the value of a row; a single number has an empty name."""
     for name, value in (row.value | row.value.get("estimates", {})).items():
         if isinstance(value, int | float):
             yield "" if name == "value" else name, value

@@ -160,9 +160,9 @@ _INTERNED_MAX = 1 << 12
 
 def perfetto_samples(samples: Sequence[StackSample], title: str, unit: str, wall_offset: int) -> bytes:
     """
-    Return the bytes of a trace with samples, whose weights are in ``unit``.
+    Return the bytes of a Perfetto trace with one PerfSample for each sample.
 
-    ``wall_offset`` converts their times into nanoseconds since 1970.
+    ``unit`` is that of the samples' weights. ``wall_offset`` converts their times into nanoseconds since 1970.
     """
     return b"".join(_packets(samples, title, unit, wall_offset))
 
@@ -230,7 +230,7 @@ class _Interned:
             self._parts.append(length_field(19, varint_field(1, number) + varint_field(7, number)))
 
     def number(self, stack: tuple[str, ...]) -> int:
-        """Return the number of a stack."""
+        """Return the interning number (iid) of a call stack; a new stack is added to the interned data."""
         known = self._stacks.get(stack)
         if known is None:
             known = self._stacks[stack] = len(self._stacks) + 1

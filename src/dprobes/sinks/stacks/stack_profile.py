@@ -62,7 +62,7 @@ class FrameNode:
     callees: dict[str, FrameNode] = field(default_factory=dict)
 
     def callee(self, name: str) -> FrameNode:
-        """Return the node of a callee."""
+        """Return the child node for the function ``name`` that this frame calls; it is created if necessary."""
         if name not in self.callees:
             self.callees[name] = FrameNode(name)
         return self.callees[name]
@@ -142,7 +142,12 @@ class StackCollector:
         self.create_event_of(source, live=True)
 
     def create_event_of(self, source: RecordSource, *, live: bool, carried: CarriedNames | None = None) -> None:
-        """Register a program whose records are ``live``, of this machine, or have names ``carried`` by a file."""
+        """
+        Register a program; raise the same error as ``create_event``.
+
+        ``live`` is true if its records are of processes of this machine. ``carried`` are the names of addresses in its
+        trace file.
+        """
         values = FieldValues(source)
         if self._weight is not None:
             values.check(self._weight, is_number=True)
@@ -193,7 +198,7 @@ class StackCollector:
     # Results
 
     def profile(self) -> StackProfile:
-        """Return the profile."""
+        """Return the profile of the stacks collected so far."""
         return StackProfile(dict(self._weights), self._weight or "samples", self._title)
 
     def _weight_of(self, values: FieldValues, record: LogRecord, place: Place) -> int | None:

@@ -295,7 +295,11 @@ class SyslogAddress:
 
 
 def _options(url: str, transport: str, query: str) -> tuple[str, int, dict[str, str]]:
-    """Return form, maximum message size and files from a query; raise ``SinkError`` if it is invalid."""
+    """
+    Return message form, maximum message size in bytes, and TLS files from the query of a URL.
+
+    Raise ``SinkError`` if the query is invalid, or an option does not apply to ``transport``.
+    """
     given = dict(parse_qsl(query, keep_blank_values=True))
     known = ("max", "rfc", *(_FILES if transport == "tls" else ()))
     for name in given:
@@ -345,6 +349,6 @@ class SyslogSink:
 
 
 def open(argument: str, options: SinkOptions) -> Sink:  # noqa: A001 - the name that all sinks have
-    """Connect to the server in the argument."""
+    """Connect to the syslog server whose URL is ``argument``; raise ``SinkError`` if that fails."""
     refuse_binary("syslog", options)
     return SyslogSink(SyslogAddress.parse(argument), options.format_name)

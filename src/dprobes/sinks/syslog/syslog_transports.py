@@ -202,7 +202,7 @@ class Stream:
         self._tcp.shutdown(socket.SHUT_WR)
 
     def _await_acknowledged(self) -> None:
-        """Wait as long as acknowledgements arrive."""
+        """Wait until the peer has acknowledged all sent bytes (TCP), or acknowledgements stop arriving."""
         until = time.monotonic() + _GOODBYE
         while self._sent and time.monotonic() < until and self._is_connected():
             before = len(self._sent)
