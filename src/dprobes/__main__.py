@@ -14,7 +14,7 @@ _INTERRUPTED = 130
 
 
 def main() -> None:
-    """Run the command line and exit with its status."""
+    """Execute the command line in ``sys.argv``, and exit with its status."""
     # Importing modules creates no garbage, and the collector would take a tenth of the start.
     gc.disable()
     interrupts = _Interrupts()

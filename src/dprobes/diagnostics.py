@@ -101,7 +101,7 @@ class Diagnostics:
         self._add(Diagnostic(Severity.WARNING, message, span, notes, hint))
 
     def note(self, span: Span | None, message: str, *, hint: str | None = None) -> None:
-        """Add a note that belongs to no error or warning."""
+        """Append information at ``span`` that belongs to no error or warning; None as ``span``: without a place."""
         self._add(Diagnostic(Severity.NOTE, message, span, (), hint))
 
     def _add(self, item: Diagnostic) -> None:

@@ -51,7 +51,7 @@ __all__ = [
 
 
 class DprobesError(Exception):
-    """Base class of all errors that DProbes raises on purpose."""
+    """Base class of the errors that DProbes reports to users, as opposed to errors in its own code."""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         self.message = self._shown(message)
@@ -121,7 +121,7 @@ class NotSupportedError(EngineError):
 
 
 class PrivilegeError(EngineError):
-    """A feature that exists but is denied to this user."""
+    """A feature exists on this machine, but the user lacks the privileges for it."""
 
 
 class SinkError(DprobesError):

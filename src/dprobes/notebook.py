@@ -127,7 +127,11 @@ def record(program: str, arguments: Sequence[str]) -> Recording:
 
 
 class _Reader:
-    """The JSON objects that a run prints, sorted by kind."""
+    """
+    A reader of the JSON lines that a run prints; it sorts them into records, rows of keyed tables, and text lines.
+
+    ``left_out`` is the number of records beyond ``RECORDS_MAX``.
+    """
 
     def __init__(self) -> None:
         self.records: list[Mapping[str, Any]] = []

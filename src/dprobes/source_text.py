@@ -130,7 +130,7 @@ class Severity(Enum):
 
 
 class Note(NamedTuple):
-    """A further fact of a diagnostic, with its place if there is one."""
+    """A secondary message of a diagnostic, with its own span, or None."""
 
     message: str
     span: Span | None = None

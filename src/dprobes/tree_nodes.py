@@ -53,11 +53,11 @@ class Node:
         return tuple(getattr(self, name) for name in self.__match_args__)
 
     def replaced(self, **changes: Any) -> Self:
-        """Return a node with other values in some fields."""
+        """Return a copy of the node with the fields in ``changes`` replaced."""
         return type(self)(**{**self.__dict__, **changes})
 
     def children(self) -> Iterator[Node]:
-        """Iterate over the nodes in this node's fields."""
+        """Iterate over the nodes that are values of this node's fields, or elements of these values."""
         for value in self._values():
             yield from (inner for inner in (value if isinstance(value, tuple) else (value,)) if isinstance(inner, Node))
 

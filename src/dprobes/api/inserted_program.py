@@ -190,7 +190,7 @@ class RecordList(Sequence["LogRecord"]):
         return f"<{len(self)} records>"
 
     def to_dicts(self) -> list[dict[str, object]]:
-        """Return the ``LogRecord.to_dict`` of each record."""
+        """Return each record as a dictionary, the result of ``LogRecord.to_dict``."""
         return [record.to_dict() for record in self._records]
 
     def to_arrow(self) -> pa.Table:
@@ -223,7 +223,7 @@ class RecordList(Sequence["LogRecord"]):
         return columns
 
     def _repr_html_(self) -> str:
-        """Return the HTML for notebooks."""
+        """Return the records as an HTML table, which notebooks display."""
         rows = [self._row(record) for record in self._records[:_SHOWN_MAX]]
         names = list(dict.fromkeys(name for row in rows for name in row))
         head = "".join(f"<th>{escape(escaped(name))}</th>" for name in names)

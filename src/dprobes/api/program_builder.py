@@ -107,12 +107,12 @@ class _Lines:
             self.spans.append(place)
 
     def extend(self, other: _Lines) -> None:
-        """Add the statements of another part of the program."""
+        """Append the lines of another builder, with their spans."""
         self.strings += other.strings
         self.spans += other.spans
 
     def header(self, **values: _Value) -> None:
-        """Add the header statements whose values are not None."""
+        """Append a header statement ``name = value`` for each value that is not None."""
         for keyword, value in values.items():
             if value is not None:
                 self.add(f"{keyword} = {_written(value)}")
@@ -145,7 +145,7 @@ class CodeBuilder(Instructions):
         return self
 
     def label(self, name: str) -> Self:
-        """Label the next instruction, for jumps and ``sx``."""
+        """Define a label at the next instruction, as the target of jumps and of ``sx``."""
         self._lines.add(f"{_one_line(name)}:")
         return self
 
@@ -165,7 +165,7 @@ class HandlerBuilder(CodeBuilder):
 
 
 class ProcedureBuilder(CodeBuilder):
-    """A builder of a procedure; created by ``ProgramBuilder.procedure``."""
+    """A builder of a procedure's code; created by ``ProgramBuilder.procedure``."""
 
 
 class ProgramBuilder:
@@ -446,7 +446,7 @@ def _written(value: _Value) -> str:
 
 
 def _one_line(value: object) -> str:
-    """Return an operand or value as a part of one statement, on one line."""
+    """Return an operand or header value in source form, without line ends."""
     text = str(value)
     if any(sign in text for sign in ("\n", ";", "//", "/*")):
         raise ValueError(f"{text!r} is more than one operand: a line end, ';' and comments belong to do()")

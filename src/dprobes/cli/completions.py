@@ -150,7 +150,7 @@ def script(shell: str, command: click.Command, variable: str) -> str:
 
 
 def register() -> None:
-    """Register the shells of this module with click."""
+    """Register with click the shells whose completion scripts this module generates."""
     for name, shell in _SHELLS.items():
         shell_completion.add_completion_class(shell, name)
 

@@ -62,7 +62,7 @@ def _ours(arguments: Sequence[str]) -> tuple[Sequence[str], bool]:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Execute a command line and return the exit status."""
+    """Execute a command line of ``dprobes``, given without the program's name, and return the exit status."""
     from dprobes.errors import DprobesError, InternalError, SourceError, reason_of
 
     _open_standard_files()
@@ -160,7 +160,7 @@ def _show_translation(arguments: Sequence[str], *, is_shown: bool) -> None:
 
 
 def _show_usage_error(error: click.UsageError) -> None:
-    """Print click's error with quoted text escaped."""
+    """Print click's usage error; control characters in quoted arguments are escaped."""
     if error.ctx is not None:
         usage, path = error.ctx.get_usage(), error.ctx.command_path
         console.write(f"{usage}\nTry '{path} --help' for help.\n")

@@ -33,7 +33,7 @@ __all__ = [
 
 
 def usage_error(message: str) -> UsageError:
-    """Return the error to raise for an invalid line."""
+    """Return the error to raise for an invalid command line; click prints it with the usage of the command."""
     from click import UsageError
 
     return UsageError(message)

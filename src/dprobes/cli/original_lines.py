@@ -30,7 +30,7 @@ __all__ = [
 
 
 class OriginalLineError(Exception):
-    """A line that is invalid in the original's syntax, too."""
+    """A command line is invalid in the syntax of the original DProbes."""
 
 
 class Takes(enum.Enum):

@@ -83,7 +83,11 @@ def log_items_of(
 
 
 def log_format_option(default: str | None, *names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return ``--log-format``, with further names if the verb has no other use for them."""
+    """
+    Return the decorator that adds ``--log-format``, with further ``names`` if the verb has no other use for them.
+
+    None as ``default`` means that the verb chooses the format.
+    """
     import click
 
     from dprobes.formatters import LOG_FORMATS

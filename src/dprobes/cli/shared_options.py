@@ -176,7 +176,7 @@ _DURATION = _Duration()
 
 
 class _Overhead(click.ParamType[float]):
-    """A percentage, or ``off`` (also ``none``) for no limit."""
+    """An option value: a percentage of CPU time, or ``off`` (also ``none``) for no limit."""
 
     name = "percent"
 

@@ -193,7 +193,7 @@ class View:
             self._machine.context.write(address & self._machine.mask, data)
 
     def symbol_address(self, name: str) -> int:
-        """Return the run-time address of a symbol that the program pushes; raise KeyError for any other."""
+        """Return the run-time address of a symbol that the program pushes; raise KeyError for other names."""
         return self._machine.context.symbol_address(name)
 
     @property

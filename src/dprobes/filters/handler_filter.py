@@ -95,7 +95,7 @@ class HandlerCode:
         self.add("ros <cells>", 1)
 
     def add(self, syntax: str, operand: Operand = None, span: Span | None = None) -> None:
-        """Append an instruction; ``span`` is its source in the filter."""
+        """Append the instruction with this syntax; ``span`` is its source in the filter."""
         row = rows_by_syntax()[syntax]
         self.instructions.append(Instruction(row, operand, span, span))
         if row.flow in (Flow.JUMP, Flow.BRANCH):
@@ -162,7 +162,7 @@ class HandlerValues:
         self._is_tracepoint = program.modtype is ModuleType.TRACEPOINT
 
     def is_text(self, value: Value) -> bool:
-        """Return whether a value is a string."""
+        """Return whether a value of a filter is a string, not a number."""
         return isinstance(value, (Text, StringAt)) or (isinstance(value, Name) and value.name in _PROCESS_NAMES)
 
     def check(self, value: Value) -> None:

@@ -188,17 +188,17 @@ class FieldValues:
 
 @lru_cache(maxsize=1024)
 def names_of(template: Template, word_size: int) -> tuple[str, ...]:
-    """Return the names of the fields of a template."""
+    """Return the names of the data fields of a template's records, in order."""
     return tuple(field.name for field in fields_of(template, word_size))
 
 
 def text_of(name: str, value: Value) -> str:
-    """Return the displayed value of a field, on one line."""
+    """Return the value of the field ``name`` as displayed, on one line."""
     return f"{value:#x}" if name in _ADDRESSES and isinstance(value, int) else shown(value)
 
 
 def shown(value: Value) -> str:
-    """Return the displayed form of a value, on one line."""
+    """Return a value as displayed, on one line, whatever its field is."""
     match value:
         case None:
             return "-"

@@ -111,10 +111,10 @@ class _ProgramFormatter(ABC):
 
     @abstractmethod
     def __call__(self, record: LogRecord, place: Place) -> str:
-        """Return the text of a record."""
+        """Return a decoded record of the probepoint ``place`` as text, without a final line end."""
 
     def encoded(self, record: bytes, place: Place) -> str:
-        """Return the text of an encoded record."""
+        """Return an encoded record of the probepoint ``place`` as text; raise ``FormatError`` if it is invalid."""
         return self(decode_record(record), place)
 
 
@@ -122,7 +122,7 @@ class JsonFormatter(_ProgramFormatter):
     """A formatter that prints a record as one line of JSON."""
 
     def __call__(self, record: LogRecord, place: Place) -> str:
-        """Return the text of a record."""
+        """Return a decoded record of the probepoint ``place`` as text, without a final line end."""
         line: dict[str, Any] = {
             "major": record.major,
             "minor": record.minor,
@@ -269,7 +269,7 @@ class CsvFormatter(_ProgramFormatter):
         return csv.writer(self._line, lineterminator="\r\n").writerow
 
     def __call__(self, record: LogRecord, place: Place) -> str:
-        """Return the text of a record."""
+        """Return a decoded record of the probepoint ``place`` as text, without a final line end."""
         template = self._templates.of(record)
         text = ""
         if template is not None:

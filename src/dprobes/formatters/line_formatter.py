@@ -52,7 +52,7 @@ class TerminalColumns:
         self._widths = dict.fromkeys(STYLES, 0)
 
     def shown(self, column: str, text: str) -> str:
-        """Return the text of a column, padded and styled."""
+        """Return ``text`` padded to the width of the column called ``column``, in the column's style."""
         if len(text) <= _WIDTH_MAX:
             self._widths[column] = max(self._widths[column], len(text))
         padding = " " * (self._widths[column] - len(text))
@@ -122,7 +122,7 @@ class LineFormatter:
         self._last_where = ""
 
     def __call__(self, record: LogRecord, place: Place) -> str:
-        """Return the text of a record."""
+        """Return a decoded record of the probepoint ``place`` as text, without a final line end."""
         written = None
         if not record.is_stack_trace:
             written = self._templates.written.find(record.major or 0, record.minor or 0)
@@ -148,7 +148,7 @@ class LineFormatter:
         return parts
 
     def encoded(self, record: bytes, place: Place) -> str:
-        """Return the text of an encoded record."""
+        """Return an encoded record of the probepoint ``place`` as text; raise ``FormatError`` if it is invalid."""
         begin = record[:CODES_END]
         try:
             way = self._ways[begin]
@@ -294,7 +294,7 @@ def _line(columns: list[str], text: str) -> str:
 
 @lru_cache(4096)
 def _header_items(template: Template) -> frozenset[str]:
-    """Return the header items that a template prints itself."""
+    """Return the names of the header items that a template prints itself with ``%{name}``."""
     from dprobes.formatters.templates.template_model import HeaderValue
 
     return frozenset(part.name for line in template.lines for part in line if isinstance(part, HeaderValue))

@@ -65,7 +65,11 @@ class HeaderLine(NamedTuple):
 
 
 def header_line_of(flags: int, byte_order: ByteOrder) -> HeaderLine | None:
-    """Return the format for the beginning of records with a flag word; None if such records have to be decoded."""
+    """
+    Return the fast conversion of records with this flag word to header lines.
+
+    Return None if such records have to be decoded.
+    """
     if flags & ~_KNOWN:
         return None
     template = "DProbes({},{})".format(
@@ -80,7 +84,7 @@ def header_line_of(flags: int, byte_order: ByteOrder) -> HeaderLine | None:
 
 
 class HeaderLines:
-    """A formatter of the header lines of encoded records."""
+    """A formatter of the header lines of encoded records, without decoding these if possible."""
 
     def __init__(self) -> None:
         self._lines: dict[bytes, HeaderLine | None] = {}
@@ -147,12 +151,12 @@ class HexFormatter:
         return data.hex(" ")
 
     def __call__(self, record: LogRecord, place: Place) -> str:
-        """Return the text of a record."""
+        """Return a decoded record of the probepoint ``place`` as text, without a final line end."""
         header = header_line(record, self.wall_offset, place.function)
         return f"{header}\n{self._shown(record.data)}" if record.data else header
 
     def encoded(self, record: bytes, place: Place) -> str:
-        """Return the text of an encoded record."""
+        """Return an encoded record of the probepoint ``place`` as text; raise ``FormatError`` if it is invalid."""
         split = self._headers.split(record, self.wall_offset, place.function)
         if split is None:
             return self(decode_record(record), place)
@@ -193,7 +197,7 @@ class TextFormatter:
         self._ways: dict[bytes, CompiledTemplate | None] = {}
 
     def __call__(self, record: LogRecord, place: Place) -> str:
-        """Return the text of a record."""
+        """Return a decoded record of the probepoint ``place`` as text, without a final line end."""
         template = template_of(self._templates, record)
         if template is None:
             return HexFormatter(self.wall_offset)(record, place)
@@ -202,7 +206,7 @@ class TextFormatter:
         return f"{header}\n{text}" if text else header
 
     def encoded(self, record: bytes, place: Place) -> str:
-        """Return the text of an encoded record."""
+        """Return an encoded record of the probepoint ``place`` as text; raise ``FormatError`` if it is invalid."""
         begin = record[:CODES_END]
         try:
             way = self._ways[begin]

@@ -39,7 +39,7 @@ class KeyedStore(Protocol):
     table: Table
 
     def tally(self, key: bytes, value: int = 0) -> None:
-        """Tally a signed number in the entry of a key."""
+        """Add a signed number to the entry of a key: to its count, sum, extremes or histogram, by the table's kind."""
 
     def value(self, key: bytes) -> int:
         """Return the number in the entry of a key (``table_layout.shown_value``), 0 if there is none."""
@@ -114,7 +114,7 @@ class TableStore(TableReader):
         return store
 
     def tally(self, key: bytes, value: int = 0) -> None:
-        """Tally a signed number in the entry of a key."""
+        """Add a signed number to the entry of a key: to its count, sum, extremes or histogram, by the table's kind."""
         place = self._values.get(key)
         if place is None:
             place = self._enter(key)

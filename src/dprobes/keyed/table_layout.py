@@ -81,7 +81,7 @@ __all__ = [
 
 
 class TableRow(NamedTuple):
-    """An entry: its key, and the cells of its value."""
+    """An entry of a keyed table: its key in binary form, and the cells of its value."""
 
     key: bytes
     cells: tuple[int, ...]
@@ -89,7 +89,7 @@ class TableRow(NamedTuple):
 
 class TableContents(NamedTuple):
     """
-    A table with its rows, which are not sorted.
+    A keyed table with its rows, which are not sorted.
 
     ``lost`` is the number of tallies whose keys had no room, or that were not transferred.
     """

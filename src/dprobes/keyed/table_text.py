@@ -423,7 +423,7 @@ class KeyedTable:
         return self[key] if key in self._rows else default
 
     def items(self) -> Iterator[tuple[tuple[Any, ...], Any]]:
-        """Iterate over keys and values."""
+        """Iterate over pairs of key, a tuple of its fields, and value."""
         return ((key, self[key]) for key in self._rows)
 
     def details(self, key: tuple[Any, ...]) -> dict[str, Any]:
@@ -431,7 +431,7 @@ class KeyedTable:
         return value_object(self.contents.table, self._rows[key], self._names)
 
     def to_dicts(self) -> list[dict[str, Any]]:
-        """Return the rows as in JSON, the greatest number last."""
+        """Return the rows as the dictionaries of JSON output, the greatest number last."""
         return list(table_objects(self.contents, names=self._names))
 
     def __str__(self) -> str:

@@ -424,7 +424,7 @@ class ManagerClient:
         return end
 
     def _connect_end(self, end: socket.socket, address: str) -> None:
-        """Wait for room in the queue of the manager's socket."""
+        """Connect a socket to the manager, and wait while the queue of the listening socket is full."""
         while True:
             try:
                 end.connect(address)

@@ -41,14 +41,18 @@ __all__ = ["HeldFiles", "Inserter", "SharingSymbols", "ring_size"]
 
 
 class HeldFiles:
-    """The module files that are in use, so that equal ones are held once; any thread may call the methods."""
+    """
+    The module files of inserted programs, so that identical files are in memory once.
+
+    Any thread may call the methods.
+    """
 
     def __init__(self) -> None:
         self._files: WeakValueDictionary[tuple[str, str | None, int], ElfFile] = WeakValueDictionary()
         self._lock = threading.Lock()
 
     def same(self, elf: ElfFile) -> ElfFile:
-        """Return the held file with identical contents; without one, hold ``elf`` and return it."""
+        """Return the stored file with the contents of ``elf``; store and return ``elf`` itself if there is none."""
         key = (str(elf.path), elf.build_id, len(elf.data))
         with self._lock:
             held = self._files.get(key)
@@ -59,7 +63,7 @@ class HeldFiles:
 
 @dataclass(frozen=True, slots=True)
 class SharingSymbols:
-    """A provider of another provider's modules, with files that are held once."""
+    """A provider of the modules of another provider, with identical files in memory once."""
 
     symbols: SymbolProvider
     files: HeldFiles
@@ -184,13 +188,13 @@ class _ManagerFace(Face[InsertedProgram]):
         )
 
     def check(self, resolution: Resolution) -> None:
-        """Raise an error for probepoints at the same places as those of a program that it is merged with."""
+        """Raise an error if a probepoint is at the place of one of the programs with which this one is merged."""
         if self.given.arguments.merge:
             for each in resolution.compiled:
                 _check_apart(each, self.present)
 
     def announce(self, planned: RunPlan) -> None:
-        """Send warnings to the client; raise an error if the program cannot replace the present one."""
+        """Send warnings to the client; raise an error if the engine cannot replace the inserted program."""
         compiled = planned.compiled
         if text := compiled.render(Severity.WARNING, *((Severity.NOTE,) if compiled.resolved is None else ())):
             has_warnings = any(d.severity is Severity.WARNING for d in compiled.diagnostics)

@@ -62,7 +62,7 @@ class InsertedProgram(FollowedProgram):
         """Number of records by probepoint that could not be written to the trace file."""
 
     def take_records(self, records: Sequence[tuple[int, bytes]]) -> None:
-        """Write records to the trace file and the targets."""
+        """Write new records, each with its probepoint number, to the trace file and the log targets."""
         if not self._records.write(self.probes, list(records)):
             with self._counting:
                 self._unwritten.update(probe for probe, _ in records)

@@ -53,7 +53,7 @@ class NoArguments:
 
 @dataclass(frozen=True, slots=True)
 class ScopeArguments:
-    """The processes of an insertion; the fields are those of ``Scope``."""
+    """The processes to probe, in the arguments of ``insert``; the fields are those of ``Scope``."""
 
     pid: int | None = field(default=None, metadata=wire(bounds=(1, 1 << 22)))
     cgroup: str | None = None
@@ -345,7 +345,7 @@ class ProgramVariables:
     tables: bytes | None = field(default=None, metadata=LEFT_OUT)
 
     def keyed_tables(self) -> dict[str, KeyedTable]:
-        """Return the keyed tables by their names."""
+        """Return the keyed tables of the program by their names."""
         from dprobes.keyed.table_codec import decode_tables
         from dprobes.keyed.table_text import KeyedTable
 

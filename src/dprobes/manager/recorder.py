@@ -102,7 +102,7 @@ class Recording:
         close_all([target for text in strings for target in self._targets.take(text, module)], _CLOSING_LIMIT)
 
     def targets(self) -> list[TargetStatus]:
-        """Return the status of the log targets."""
+        """Return the status of each log target, without the manager's trace file."""
         return self._targets.statuses()
 
     def close(self) -> None:

@@ -48,7 +48,7 @@ _RELOCATION_SIZE = 24
 
 
 class NoteKind(enum.IntEnum):
-    """The kinds of notes on an operand, by their numbers."""
+    """The kinds of notes with which an encoded operand is converted to its source form; the values are stored."""
 
     REGISTER = 1
     """The string is the register's name; without a note it was written as a number."""
@@ -267,7 +267,7 @@ def code_of(
 
 
 def check_images(program: Program, images: Sequence[StoredImage]) -> None:
-    """Raise ``FormatError`` if the encodings differ from those of the program."""
+    """Encode a decoded program again, and raise ``FormatError`` if the result differs from a stored encoding."""
     for image in images:
         try:
             made = encode(program, image.architecture)

@@ -188,7 +188,7 @@ class Strings:
 
 
 class Writer:
-    """A writer of the fields of one section."""
+    """A writer of the binary fields of one section of a PPDF, little-endian."""
 
     def __init__(self, strings: Strings) -> None:
         self.data = bytearray()
@@ -266,7 +266,7 @@ class Reader:
         return self._base + self._position
 
     def back(self, offset: int) -> None:
-        """Continue at ``offset`` in the file, before the next field."""
+        """Set the position to ``offset`` in the file, before the next read."""
         self._position = offset - self._base
 
     def fail(self, message: str, offset: int | None = None, hint: str | None = None) -> NoReturn:

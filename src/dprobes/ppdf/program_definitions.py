@@ -116,7 +116,7 @@ class _File:
 
 
 def read_sources(reader: Reader) -> Sequence[Span]:
-    """Return the spans by their numbers."""
+    """Read source files and spans; return the spans, indexed by their numbers."""
     files: list[_File] = []
     lines_left = LINE_MAX
     for _ in range(reader.count(_FILE_SIZE, "source files")):
@@ -185,7 +185,7 @@ WordT = TypeVar("WordT", bound=enum.Enum)
 
 
 def write_tables(out: Writer, tables: Sequence[Table], spans: Spans) -> None:
-    """Write the tables of a program."""
+    """Write the declarations of a program's keyed tables."""
     out.u32(len(tables))
     for table in tables:
         kind = table.kind.value if table.value is None else f"{table.kind.value} {table.value}"
@@ -276,7 +276,7 @@ _STATEMENT_SIZE, _DEFINITION_SIZE, _PROCEDURE_SIZE, _LABEL_SIZE, _NOTE_SIZE = 9,
 
 
 def write_program(out: Writer, program: Program, notes: Sequence[Notes], spans: Spans) -> None:
-    """Write a program; ``notes`` are those on the code of its handlers and procedures."""
+    """Write header, definitions and procedures; ``notes`` are those on the code of each handler and procedure."""
     _Writer(out, spans).program(program, list(notes))
 
 

@@ -63,7 +63,7 @@ def read_result(result: ExternalResult, source: SourceFile, diagnostics: Diagnos
 
 
 class _Files:
-    """The source files by their names in the preprocessor's output."""
+    """The source files that line markers in the preprocessor's output name."""
 
     def __init__(self, source: SourceFile) -> None:
         self._known = {"<stdin>": source, "-": source, "": source, source.name: source}

@@ -88,7 +88,7 @@ def tokenize(text: Preprocessed, start: int, end: int) -> list[Token]:
 
 
 def lex(text: str) -> list[tuple[str, str]]:
-    """Return kind and text of the tokens of ``text``."""
+    """Return pairs of kind and text of the preprocessing tokens in ``text``."""
     return [(str(m.lastgroup), m.group()) for m in _LEXEME.finditer(text)]
 
 
@@ -367,7 +367,7 @@ class Macros:
         self._macros[name.text] = macro
 
     def undefine(self, name: str) -> None:
-        """Remove a macro, if it is defined."""
+        """Remove the definition of a macro, as ``#undef`` does; do nothing if there is none."""
         self._macros.pop(name, None)
 
     def expand(self, tokens: list[Token], more: Callable[[], list[Token]] | None = None) -> list[Token]:

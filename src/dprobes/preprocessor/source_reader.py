@@ -1,4 +1,4 @@
-"""Reader of source files; no other module of the package opens files."""
+"""The reader of source files; no other module of the package opens files."""
 
 from __future__ import annotations
 

@@ -209,7 +209,7 @@ class WallClock:
         self.offset = wall_offset()
 
     def look(self) -> int:
-        """Return the current offset in nanoseconds."""
+        """Return the current difference between CLOCK_REALTIME and CLOCK_MONOTONIC in nanoseconds."""
         offset = wall_offset()
         if abs(offset - self.offset) > _STEP:
             self.offset = offset

@@ -87,7 +87,7 @@ class RowShape(NamedTuple):
 
     @classmethod
     def of(cls, flags: int, byte_order: ByteOrder) -> RowShape:
-        """Return the shape of rows whose records have this flag word; raise ``FormatError`` if it is invalid."""
+        """Return the layout of rows whose records have this flag word; raise ``FormatError`` if it is invalid."""
         return _shape(flags, byte_order)
 
     def place(self, item: Item) -> tuple[int, int] | None:
@@ -137,11 +137,11 @@ class Rows(ABC):
 
     @abstractmethod
     def pair(self, row: int) -> tuple[int, bytes]:
-        """Return the probepoint of a record, and the encoded record."""
+        """Return the probepoint number and the encoded record in row ``row``."""
 
     @abstractmethod
     def probes(self) -> Column:
-        """Return the column of probepoint numbers."""
+        """Return the probepoint number of each record; a single number if all are equal."""
 
     @abstractmethod
     def item(self, item: Item) -> Column | None:
@@ -161,7 +161,7 @@ class Rows(ABC):
 
     @abstractmethod
     def chosen(self, wanted: Sequence[int]) -> Self:
-        """Return the rows with these numbers; there must be at least one."""
+        """Return the rows whose indices are in ``wanted``, which must not be empty."""
 
     @abstractmethod
     def headers(self) -> PackedRows:
@@ -270,7 +270,7 @@ class PackedRows(Rows):
         return bytes(rows)
 
     def pair(self, row: int) -> tuple[int, bytes]:
-        """Return the probepoint of a record, and the encoded record."""
+        """Return the probepoint number and the encoded record in row ``row``."""
         return self._split(self._row(range(self._count)[row]))
 
     def __getitem__(self, index: slice) -> Self:
@@ -297,7 +297,7 @@ class PackedRows(Rows):
         return zip(repeated(self.probes(), self._count), self.encoded(), strict=True)
 
     def encoded(self) -> Iterator[bytes]:
-        """Iterate over the records without their probepoints."""
+        """Iterate over the encoded records, without probepoint numbers."""
         rows, size, name = self.rows(), len(self.first), self.shape.name
         starts = range(0, len(rows), size)
         if name is None:
@@ -351,7 +351,7 @@ class PackedRows(Rows):
         return mapped(padded, lambda name: name.partition(b"\0")[0])
 
     def probes(self) -> Column:
-        """Return the column of probepoint numbers."""
+        """Return the probepoint number of each record; a single number if all are equal."""
         return self.numbers(0, PROBE_SIZE)
 
     def data_bounds(self) -> tuple[bytes, list[int], list[int]]:
@@ -417,7 +417,7 @@ class PackedRows(Rows):
         return cls(sum(map(len, parts)), parts[0].first, planes)
 
     def chosen(self, wanted: Sequence[int]) -> Self:
-        """Return the rows with these numbers; there must be at least one."""
+        """Return the rows whose indices are in ``wanted``, which must not be empty."""
         planes = {place: bytes([plane[row] for row in wanted]) for place, plane in self.planes.items()}
         first = self._row(wanted[0])
         return type(self)(len(wanted), first, {place: p for place, p in planes.items() if p.strip(p[:1])})

@@ -32,9 +32,10 @@ PARTS_MAX = 256
 
 class RecordTable(Sequence[tuple[int, bytes]]):
     """
-    Records with their probepoints.
+    Encoded records with their probepoint numbers, as a sequence of pairs.
 
-    Each of ``parts`` has records of one shape. ``order`` has the part number of each record, one byte for each.
+    Each of ``parts`` has records with the same flag word and, apart from the process name, the same size. ``order`` has
+    one byte for each record: the number of its part.
     """
 
     __slots__ = ("order", "parts")
@@ -136,7 +137,7 @@ class RecordTable(Sequence[tuple[int, bytes]]):
         return in_order(self.order, self.parts)
 
     def encoded(self) -> Iterator[bytes]:
-        """Iterate over the records without their probepoints."""
+        """Iterate over the encoded records in their order, without probepoint numbers."""
         return in_order(self.order, [part.encoded() for part in self.parts])
 
     def probes(self) -> Column:
@@ -250,5 +251,5 @@ class TablePlaces(Sequence["Place"]):
         return iter([self.places[probe] for probe in probes])
 
     def distinct(self) -> list[Place]:
-        """Return the distinct places that occur."""
+        """Return each probepoint that occurs in the table once."""
         return [self.places[probe] for probe in set[int]().union(*(part.probe_set() for part in self.table.parts))]

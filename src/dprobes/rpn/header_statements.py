@@ -101,7 +101,7 @@ def parse_table(tokens: Words) -> Table:
 
 
 def _split(tokens: Words) -> list[Words]:
-    """Return the parts between commas outside of brackets."""
+    """Return the parts of a value between commas; commas in brackets do not separate."""
     parts: list[list[WordToken]] = [[]]
     depth = 0
     for token in tokens:

@@ -688,11 +688,11 @@ def free_opcodes() -> list[int]:
 
 @cache
 def rows_by_opcode() -> dict[int, Row]:
-    """Return the rows keyed by opcode."""
+    """Return the rows of the instruction table, keyed by opcode."""
     return {row.opcode: row for row in ROWS}
 
 
 @cache
 def rows_by_syntax() -> dict[str, Row]:
-    """Return the rows keyed by syntax, without old spellings."""
+    """Return the rows of the instruction table, keyed by syntax, such as "push mem, u8"; without old spellings."""
     return {row.syntax: row for row in ROWS}

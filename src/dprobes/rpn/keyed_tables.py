@@ -182,7 +182,7 @@ VALUE_KINDS = (
 
 
 class Unit(Enum):
-    """The unit of a table's values, which text output shows."""
+    """The unit of a keyed table's values, which text output shows."""
 
     NONE = ""
     NANOSECONDS = "ns"
@@ -311,7 +311,7 @@ class Table:
         return int(self.kind.takes_value)
 
     def shown_cells(self, word_size: int) -> int:
-        """Return the number of cells that ``push table`` pushes."""
+        """Return the number of cells that ``push table`` pushes for a value."""
         return 1 if self.value is None else self.value.bytes // word_size
 
     @property

@@ -74,7 +74,7 @@ class StatementError(Exception):
 
 class Match(NamedTuple):
     """
-    The instruction and the operand of a statement.
+    The result of parsing a statement: row of the instruction table, operand value, and the operand's tokens.
 
     ``alias`` is the old spelling that the statement uses, None if it uses the current one.
     """

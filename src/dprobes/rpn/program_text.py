@@ -185,7 +185,7 @@ def print_header(section: Program | ProbeDefinition) -> list[str]:
 
 
 def print_instruction(instruction: Instruction) -> str:
-    """Return the source text of one instruction."""
+    """Return an instruction as in RPN source, with its operand."""
     if isinstance(instruction.operand, Expression):
         return f"push {_operand_expression(instruction.operand)}"
     return str(instruction)
@@ -206,7 +206,7 @@ def _header(section: Program | ProbeDefinition, header: Header) -> Iterator[str]
 
 
 def location_keyword(location: Location) -> str:
-    """Return the keyword of the statement that sets a location."""
+    """Return the keyword of the header statement for a location, such as ``offset`` or ``watchpoint``."""
     match location:
         case Address():
             return "address"

@@ -65,7 +65,7 @@ class _Block:
 
 
 class _Section:
-    """A header under construction, with the code that follows it."""
+    """A file header or probepoint header that is being parsed, with the code that follows it."""
 
     def __init__(self, header: Header) -> None:
         self.header = header

@@ -204,7 +204,7 @@ class Code:
 
 @dataclass(frozen=True)
 class Procedure:
-    """A piece of code that every handler of the program may call."""
+    """Code with a name that every handler of the program may call."""
 
     name: str
     code: Code
@@ -303,7 +303,7 @@ class Program:
 
 
 def quoted(text: str) -> str:
-    """Return a string as a quoted string of the language."""
+    """Return a string in double quotes, with the escapes of RPN source."""
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 

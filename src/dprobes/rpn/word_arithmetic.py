@@ -49,7 +49,7 @@ def mask_of(bits: int) -> int:
 
 
 def limits(size: int, *, is_signed: bool = False) -> tuple[int, int]:
-    """Return the smallest and the largest number of ``size`` bytes."""
+    """Return the minimum and the maximum, inclusive, of numbers of ``size`` bytes."""
     bits = 8 * size
     return (-(1 << bits - 1), mask_of(bits - 1)) if is_signed else (0, mask_of(bits))
 
@@ -95,7 +95,7 @@ class Comparison(NamedTuple):
     function: Callable[[int, int], bool]
 
     def of_words(self, val1: int, val2: int, bits: int) -> int:
-        """Return 1 if the comparison holds, else 0."""
+        """Compare two words of ``bits`` bits; return 1 if the comparison is true, else 0."""
         return int(
             self.function(signed(val1, bits), signed(val2, bits)) if self.is_signed else self.function(val1, val2)
         )

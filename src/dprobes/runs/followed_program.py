@@ -202,7 +202,7 @@ class FollowedProgram(ABC):
         return counts
 
     def session_counts(self) -> Sequence[Counts]:
-        """Return the counts of each probepoint according to the attachment."""
+        """Return the counts of each probepoint as the engine reports them, in the order of ``probes``."""
         return self._finished.counts if self._finished is not None else self.attachment.counts()
 
     @property

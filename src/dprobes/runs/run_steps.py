@@ -421,7 +421,7 @@ def reach(planned: RunPlan) -> AbstractContextManager[object]:
 
 
 def attach(planned: RunPlan, face: Face[ResultT]) -> Attachment:
-    """Insert the programs, and return their attachment; ``face`` is told when a group is inserted."""
+    """Insert the programs, and return their attachment; call ``face.ready`` when a group is inserted."""
     if not planned.is_group:
         (member,) = planned.members
         return member.engine.attach(member)

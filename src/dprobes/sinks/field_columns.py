@@ -52,7 +52,7 @@ class NoColumnError(Exception):
 
 
 class _Absent(enum.Enum):
-    """The column of a field that is in no template."""
+    """The type of the value that represents the column of a field that no template has."""
 
     ABSENT = enum.auto()
 
@@ -290,7 +290,7 @@ def _is_code(rows: BlockRows) -> bool:
 
 
 def _plain(column: Any) -> Any:
-    """Return a column of numbers and displayed strings only."""
+    """Return a column in which values that are neither numbers nor strings are replaced by their displayed form."""
     if not isinstance(column, list):
         return _plain_value(column)
     if all(isinstance(value, int) for value in column[:1]) and set(map(type, column)) == {int}:

@@ -264,7 +264,7 @@ class Measures:
 
 
 def place_text(place: Place) -> str:
-    """Return the name of a place in histograms."""
+    """Return the name of a probepoint as a group in histograms and sums."""
     return f"{place.function or place.symbol}{' (return)' if place.at_return else ''}"
 
 
@@ -344,7 +344,7 @@ class Aggregates:
         self.measures.check(values)
 
     def log_events(self, batch: Batch) -> None:
-        """Count the records of a batch."""
+        """Decode the records of a batch, and add their values to the counts, sums and histograms."""
         values = self._fields[batch.source.number]
         if (packed := batch.packed) is not None:
             for part in packed.table.parts:
@@ -407,7 +407,7 @@ class Aggregates:
         """Do nothing: the counts are read at the end."""
 
     def close(self) -> None:
-        """Do nothing."""
+        """Do nothing: no resource is open."""
 
     # Input from counts made elsewhere
 

@@ -47,7 +47,7 @@ class Destroyed:
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """The contents of a program's keyed tables at some time."""
+    """A message with the contents of a program's keyed tables, as they were when it was queued."""
 
     source: RecordSource
     contents: Sequence[TableContents]
@@ -58,7 +58,7 @@ Message = Batch | Created | Destroyed | Tables
 
 class RecordQueue:
     """
-    A queue of messages.
+    A queue of messages to a sink, with limited room for records.
 
     ``waiting`` is the number of records in it, ``lost`` the number of those without room or given up.
     """
@@ -79,7 +79,7 @@ class RecordQueue:
         return bool(self._messages)
 
     def put(self, batch: Batch) -> None:
-        """Add the records of a batch for which there is room."""
+        """Add the records of a batch, as many as there is room for; the others are counted as lost."""
         number, count = batch.source.number, len(batch.records)
         taken = self._room(batch)
         if taken:
@@ -329,11 +329,11 @@ class Pace:
         return min(2 * count, _PIECE_MAX)
 
     def tried(self) -> None:
-        """Record an attempt to open the sink."""
+        """Record the time of an attempt to open a failed sink."""
         self._tried = time.monotonic()
 
     def succeeded(self) -> None:
-        """Record a success of the sink."""
+        """Reset the number of consecutive failures of the sink."""
         self._failures = 0
 
     def failed(self, wait: float, *, at_end: bool) -> float:

@@ -443,12 +443,12 @@ class LogTargets:
             return [self._targets.pop(key) for key in list(self._targets) if key[1] == module]
 
     def names(self) -> list[str]:
-        """Return the names of the targets."""
+        """Return the names of all log targets, such as ``file:PATH``."""
         with self._lock:
             return sorted({key[0] for key in self._targets})
 
     def statuses(self) -> list[TargetStatus]:
-        """Return the status of each target."""
+        """Return the status of each log target: problem, and numbers of written, waiting and lost records."""
         with self._lock:
             return [target.status() for target in self._targets.values()]
 
@@ -481,7 +481,7 @@ class LogTargets:
                 target.put(batch)
 
     def log_tables(self, source: RecordSource, contents: Sequence[TableContents]) -> None:
-        """Queue the contents of a program's keyed tables."""
+        """Queue the contents of a program's keyed tables for each target whose sink accepts tables."""
         with self._lock:
             for target in self._targets.values():
                 target.put_tables(source, contents)

@@ -75,20 +75,20 @@ class FieldReader:
         self._fields: dict[tuple[Template, int], tuple[Field, ...]] = {}
 
     def create_event(self, source: RecordSource) -> None:
-        """Register a program, or update it."""
+        """Store the description of a program before its first record, or replace it."""
         self._templates[source.number] = ProgramTemplates.of_source(source)
         if source.number not in self._symbolisers:
             self._symbolisers[source.number] = AddressSymboliser(source, live=True)
         self._symbolisers[source.number].know(source)
 
     def destroy_event(self, source: RecordSource) -> None:
-        """Drop the state of a program."""
+        """Drop the description of a program after its last record."""
         self._templates.pop(source.number, None)
         self._symbolisers.pop(source.number, None)
         self._fields.clear()
 
     def read(self, source: RecordSource, data: bytes, place: Place) -> KnownRecord:
-        """Return the decoded record; raise ``FormatError`` if it is invalid."""
+        """Return the decoded record with its fields; raise ``FormatError`` if it is invalid."""
         record = decode_record(data, place)
         template = self._templates[source.number].of(record)
         symboliser = self._symbolisers[source.number]
@@ -121,12 +121,12 @@ class DescribedRecords:
         self._fields = FieldReader()
 
     def create_event(self, source: RecordSource) -> None:
-        """Register a program, or update it."""
+        """Store the description of a program before its first record, or replace it."""
         self._strings.create_event(source)
         self._fields.create_event(source)
 
     def destroy_event(self, source: RecordSource) -> None:
-        """Drop the state of a program."""
+        """Drop the description of a program after its last record."""
         self._strings.destroy_event(source)
         self._fields.destroy_event(source)
 
@@ -152,7 +152,7 @@ def lost_text(batch: Batch) -> str:
 
 
 def _rest_field(fields: Sequence[tuple[Field, Value]]) -> Field:
-    """Return the field for the bytes without another field; a truncated dump leaves such bytes."""
+    """Return the field for bytes that belong to no other field, such as those after a truncated dump."""
     return _bytes_field("rest", {field.name for field, _ in fields})
 
 

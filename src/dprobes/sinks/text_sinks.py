@@ -89,7 +89,7 @@ class BatchFormatter:
         self._formatters: dict[int, Formatter] = {}
 
     def create_event(self, source: RecordSource) -> None:
-        """Register a program, or update it."""
+        """Store the description of a program before its first record, or replace it."""
         self._formatters[source.number] = formatter(
             self._format_name,
             wall_offset=0,
@@ -101,7 +101,7 @@ class BatchFormatter:
         )
 
     def destroy_event(self, source: RecordSource) -> None:
-        """Drop the state of a program."""
+        """Drop the description of a program after its last record."""
         self._formatters.pop(source.number, None)
 
     def strings(self, batch: Batch) -> list[str]:
@@ -161,10 +161,10 @@ class Outlet(Protocol[_Part_contra]):
         """Write records, each a part; ``SinkError.taken`` is the number of parts written completely."""
 
     def flush(self) -> None:
-        """Make written records visible."""
+        """Make written records visible to readers, such as those in a buffer of this process."""
 
     def close(self) -> None:
-        """Flush and close the outlet."""
+        """Flush, and release the file or connection."""
 
 
 class TextSink:
@@ -193,11 +193,11 @@ class TextSink:
         self._formatter = BatchFormatter(format_name, columns=columns)
 
     def create_event(self, source: RecordSource) -> None:
-        """Register a program."""
+        """Store the description of a program before its first record."""
         self._formatter.create_event(source)
 
     def log_events(self, batch: Batch) -> None:
-        """Write the records of a batch."""
+        """Format the records of a batch, and write them to the outlet."""
         strings = self._formatter.strings(batch)
         if not self._has_heading and strings:
             if heading := self._formatter.heading(batch.source):
@@ -212,7 +212,7 @@ class TextSink:
         self._outlet.write(strings)
 
     def log_tables(self, source: RecordSource, contents: Sequence[TableContents]) -> None:
-        """Write keyed tables, if the format can represent them."""
+        """Write a program's keyed tables to the outlet, if the format can represent them."""
         if not self._has_tables:
             return
         from dprobes.formatters.table_addresses import names_for
@@ -232,11 +232,11 @@ class TextSink:
             self._outlet.write(["\n".join(map(escaped, lines))])
 
     def destroy_event(self, source: RecordSource) -> None:
-        """Drop the state of a program."""
+        """Drop the description of a program after its last record."""
         self._formatter.destroy_event(source)
 
     def flush(self) -> None:
-        """Make written records visible."""
+        """Make written records visible to readers."""
         self._outlet.flush()
 
     @property
@@ -245,7 +245,7 @@ class TextSink:
         return getattr(self._outlet, "is_holding", False)
 
     def close(self) -> None:
-        """Close the outlet."""
+        """Flush and close the outlet."""
         self._outlet.close()
 
 
@@ -279,7 +279,7 @@ def refuse_binary(target: str, options: SinkOptions) -> None:
 
 
 class _Lines:
-    """An outlet that encodes text for an outlet of bytes."""
+    """An outlet of strings that writes them as encoded lines to an outlet of bytes."""
 
     def __init__(self, outlet: Outlet[bytes], line_end: str, encoding: str) -> None:
         self._outlet = outlet
@@ -310,7 +310,7 @@ class _FrameSink:
         """Do nothing: each record has its major and minor code."""
 
     def destroy_event(self, source: RecordSource) -> None:
-        """Do nothing."""
+        """Do nothing: no program is registered."""
 
     def log_events(self, batch: Batch) -> None:
         parts = [_frame(record) for record in batch.records]

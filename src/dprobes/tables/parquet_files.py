@@ -58,7 +58,7 @@ def locked(directory: Path) -> Iterator[None]:
 
 
 def files_of(directory: Path) -> list[Path]:
-    """Return the Parquet files of a directory."""
+    """Return the paths of the complete Parquet files in a directory and its subdirectories."""
     return sorted(path for path in directory.glob(_FILES) if not path.name.startswith("."))
 
 
@@ -184,7 +184,7 @@ class _File:
 
 
 class _Writers:
-    """The open files, by the tables whose pieces they receive."""
+    """The temporary Parquet files that are being written, one for each table."""
 
     def __init__(self, directory: Path, stamp: str, *, lasting: bool) -> None:
         self._directory = directory

@@ -82,7 +82,7 @@ class ParquetSink:
     # Programs and their records
 
     def create_event(self, source: RecordSource) -> None:
-        """Register a program, or update it."""
+        """Store the description of a program before its first record, or replace it."""
         with self._lock:
             self._active[source.number] = source
             if self._trace is not None:

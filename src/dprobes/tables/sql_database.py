@@ -169,7 +169,7 @@ class Database:
         self.remove_files()
 
     def remove_files(self) -> None:
-        """Remove the temporary files."""
+        """Delete the temporary Parquet files that were written for trace files."""
         shutil.rmtree(self._directory, ignore_errors=True)
 
     # Files
@@ -223,7 +223,7 @@ class Database:
         )
 
     def _lock(self) -> None:
-        """Permanently restrict queries to reading the files of the tables."""
+        """Restrict queries to the files of the tables, and prevent them from changing settings."""
         listed = ", ".join(_literal(f"{directory}/") for directory in self._allowed)
         for setting in (f"allowed_directories = [{listed}]", "enable_external_access = false",
                         "lock_configuration = true"):  # fmt: skip

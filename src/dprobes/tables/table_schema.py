@@ -147,7 +147,7 @@ def fixed_columns() -> dict[str, str]:
 
 def field_columns(template: Template) -> tuple[tuple[str, Field], ...]:
     """
-    Return the columns of a template's fields.
+    Return the columns of a template's fields: pairs of column name and field.
 
     A name that another column has, ignoring case, gets a number: SQL treats both as the same.
     """

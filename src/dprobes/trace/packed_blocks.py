@@ -201,7 +201,7 @@ def _table_of(records: Sequence[tuple[int, bytes]]) -> RecordTable | None:
 
 
 def _is_worth(table: RecordTable) -> bool:
-    """Return whether there are enough records per shape."""
+    """Return whether a table has enough records of each shape for packed frames to save space."""
     return len(table) >= _PACKED_MIN * len(table.parts)
 
 

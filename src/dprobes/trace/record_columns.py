@@ -58,7 +58,7 @@ class BlockRows:
         return len(self.rows)
 
     def record(self, row: int) -> TraceRecord:
-        """Return the record with number ``row``."""
+        """Return the record in row ``row``, with its probepoint and time of writing."""
         block = self.block
         probe, record = self.rows.pair(row)
         written = self.rows.written_at(row) if isinstance(self.rows, RaggedRows) else block.written
@@ -142,7 +142,7 @@ class RaggedRows(Rows):
         return self.block.written_at(self.starts[row])
 
     def probes(self) -> list[int]:
-        """Return the column of probepoint numbers."""
+        """Return the probepoint number of each record."""
         return self._numbers("<I", self.starts, 0)
 
     def item(self, item: Item) -> list[int] | None:
@@ -164,7 +164,7 @@ class RaggedRows(Rows):
         return [unpack(body, start + at)[0] for start in starts]
 
     def names(self) -> list[bytes] | None:
-        """Return the process names; None if records lack them."""
+        """Return the process name of each record; None if records lack them."""
         if self.shape.name is None:
             return None
         body, data, _ = self.data_bounds()
@@ -191,7 +191,7 @@ class RaggedRows(Rows):
         return body, data, ends
 
     def chosen(self, wanted: Sequence[int]) -> Self:
-        """Return the rows with these numbers."""
+        """Return the rows whose indices are in ``wanted``."""
         starts, ends = ([offsets[row] for row in wanted] for offsets in (self.starts, self.ends))
         return type(self)(self.block, starts, ends, self.shape.flags, self.shape.byte_order)
 
@@ -213,7 +213,7 @@ class RaggedRows(Rows):
         return PackedRows.of_table(b"".join(rows), size, range(size))
 
     def _refuse(self) -> None:
-        """Raise the error that decoding the first invalid record raises."""
+        """Raise ``FormatError``, as decoding the first invalid record does."""
         for start in self.starts:
             _check_record(self.block, start)
 

@@ -76,7 +76,7 @@ _ALIASES = {"comm": "name"}
 
 
 class DataColumns(Protocol):
-    """A finder of fields in the data of records."""
+    """An interface of filters to the fields in the data of records."""
 
     def note(self, name: Name) -> None:
         """Register a field that a filter names, before the first records are read."""
@@ -500,7 +500,7 @@ class _TableRows:
         return list(in_order(self._order, spread))
 
     def record(self, row: int) -> TraceRecord:
-        """Return the record with number ``row``."""
+        """Return the record in row ``row``, with its probepoint and time of writing."""
         if self._numbers is None:
             self._numbers = list(in_order(self._order, [range(len(rows)) for rows in self._parts]))
         return self._parts[self._order[row]].record(self._numbers[row])

@@ -126,7 +126,7 @@ def _checksum(size: int, kind: int, body: bytes | memoryview) -> int:
 
 
 def json_frame(kind: int, content: dict[str, Any]) -> bytes:
-    """Return a frame whose body is JSON."""
+    """Return an encoded frame of this kind whose body is ``content`` as JSON."""
     return frame(kind, json.dumps(content, separators=(",", ":")).encode())
 
 
@@ -199,7 +199,7 @@ class FrameSplitter:
         return len(self._bytes) - self._at
 
     def push(self, data: bytes) -> None:
-        """Append the next bytes of the stream."""
+        """Append the next bytes of the stream, from which ``pull`` takes frames."""
         del self._bytes[: self._at]
         self._searched = max(self._searched - self._at, 0)
         self._at = 0
@@ -368,7 +368,7 @@ _HINT = "pip install 'dprobes[zstd]'"
 
 
 class Compressor(Protocol):
-    """A function that compresses many frames into one."""
+    """A function that compresses consecutive encoded frames into one."""
 
     def __call__(self, frames: bytes) -> bytes:
         """Return a COMPRESSED frame that contains ``frames``."""

@@ -339,7 +339,7 @@ class TraceFileWriter:
             self._add_all(self._held_of, records)
 
     def _add_all(self, program: int, records: Sequence[tuple[int, bytes]]) -> None:
-        """Add records, packed if they are of one shape."""
+        """Add records of a program as PACKED or MIXED frames if they can be packed, otherwise as RECORDS frames."""
         if isinstance(records, RecordTable):
             rows = max(1, len(records) * _FRAME_BYTES // max(size_of(records), 1))
             for first in range(0, len(records), rows):

@@ -1,4 +1,4 @@
-"""Completions at a position: modules, functions, fields, parameters, names, instructions."""
+"""Completions for a position in a program: modules, functions, fields, parameters, names, instructions."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ _STATEMENTS = ("if", "else", "while", "do", "for", "switch", "case", "break", "c
 
 
 class CompletionKind(enum.Enum):
-    """Kinds of completions."""
+    """Kinds of completions, which editors display as icons."""
 
     MODULE = "module"
     FUNCTION = "function"

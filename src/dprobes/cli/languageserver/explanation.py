@@ -1,4 +1,4 @@
-"""Explanations of a position: names of the language, types, and for a probe its RPN code and the cost of a hit."""
+"""Explanations for a position in a program: provided names, types, and for a probe its RPN code and costs."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class _Server(LanguageServer):
         self.analyses: dict[str, tuple[int | None, Analysis]] = {}
 
     def analysed(self, uri: str) -> tuple[TextDocument, Analysis]:
-        """Return a document, and the analysis of its current contents."""
+        """Return the open document with this URI, and the analysis of its current contents, which is cached."""
         document = self.workspace.get_text_document(uri)
         known = self.analyses.get(uri)
         if known is None or known[0] != document.version or known[1].source.text != document.source:
@@ -60,7 +60,7 @@ class _Server(LanguageServer):
         return document, known[1]
 
     def publish(self, uri: str) -> None:
-        """Send the diagnostics of a document to the editor."""
+        """Analyse the document with this URI, and send its diagnostics to the editor."""
         document, analysis = self.analysed(uri)
         found = [_diagnostic(document, analysis, each) for each in analysis.diagnostics]
         self.text_document_publish_diagnostics(

@@ -143,7 +143,7 @@ _TEXT_SECTIONS = (".debug_line", ".debug_str", ".debug_line_str")
 
 
 class SourcePlace(NamedTuple):
-    """A line of a file on this machine."""
+    """The file and line number of a definition, in a source file on this machine."""
 
     path: Path
     line: int

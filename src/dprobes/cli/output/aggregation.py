@@ -119,7 +119,7 @@ def _log_rows(aggregates: Aggregates, source: RecordSource, rows: BlockRows, mas
 
 
 def print_aggregates(aggregates: Aggregates) -> None:
-    """Print tables and histograms on standard output."""
+    """Print the tables of ``--count`` and ``--sum`` and the histograms of ``--hist`` on standard output."""
     for each in aggregates.tables():
         _print_table(each)
     shown: Counter[str] = Counter()

@@ -80,7 +80,7 @@ def costs_at(module: Module, instructions: Sequence[DecodedInstruction]) -> Iter
 
 
 class LinesOfSource(NamedTuple):
-    """Lines of a source file of a module."""
+    """The lines ``first`` to ``last``, inclusive, of the source file ``path`` of a module."""
 
     module: str
     path: str
@@ -191,7 +191,7 @@ def _site_lines(module: Module, site: UsdtSite) -> Iterator[str]:
 
 
 def described_site(site: UsdtSite) -> Iterator[str]:
-    """Iterate over lines with the arguments of a site, and its semaphore if there is one."""
+    """Iterate over lines with the arguments of a USDT site, and the address of its semaphore if there is one."""
     for number, argument in enumerate(site.arguments, 1):
         obstacle = f": cannot be pushed, {argument.obstacle}" if argument.obstacle else ""
         yield f"push usdt, {number:<3} {argument.type_name:<4} {escaped(argument.text.rpartition('@')[2])}{obstacle}"

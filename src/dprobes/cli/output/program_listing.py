@@ -37,7 +37,11 @@ __all__ = ["Disassembly", "ppdf_listing"]
 
 
 def _encoded(program: Program, target: Architecture) -> CodeImage:
-    """Return a program's code; it may be for a Go module, which has more arguments than others."""
+    """
+    Return the encoded code of a program for ``target``, for listings.
+
+    The program may be for a Go module, whose functions have more argument registers.
+    """
     try:
         return encode(program, target)
     except KeyError:
@@ -232,7 +236,7 @@ def _ebpf(code: EbpfCode, image: CodeImage) -> Iterator[str]:
 
 
 def _maps(code: EbpfCode) -> Iterator[tuple[int, MapName]]:
-    """Yield the maps with known names; others are shown by the numbers in the code."""
+    """Yield index and name of the BPF maps with known names; others are shown by the numbers in the code."""
     for reference in code.maps:
         with contextlib.suppress(ValueError):
             yield reference.index, MapName(reference.name)

@@ -1,4 +1,4 @@
-"""Printing of the records of traces, with notes where some were lost."""
+"""Printing of the records of trace files, with warnings about lost records and damage."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _SAID_MAX = 5
 
 
 def skip_damaged_option() -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return the option that makes a reader continue after damage."""
+    """Return the decorator that adds ``--skip-damaged``, with which readers continue after damage."""
     return click.option(
         "--skip-damaged", is_flag=True, help="Skip damaged parts of trace files, and report how much was skipped."
     )
@@ -155,7 +155,7 @@ class Printer:
 
 
 def warn_of_lost(name: str, count: int, where: str = "") -> None:
-    """Print a warning about lost records."""
+    """Print a warning that ``count`` records of the program ``name`` were lost; ``where`` follows in the message."""
     what = "1 record of '{}' was" if count == 1 else f"{count} records of '{{}}' were"
     console.warning(f"{what.format(name)} lost{where}")
 

@@ -184,7 +184,7 @@ class Outputs:
         return self._stream is not None and self._stream.give_up()
 
     def abandon(self) -> None:
-        """Stop using standard output, whose reader has closed it."""
+        """Stop writing to standard output, whose reader has closed the pipe."""
         if self._stream is not None:
             self._stream.abandon()
 

@@ -95,7 +95,7 @@ class TableOutput:
                 self.also(self._session.tables()[: self._count])
 
     def print(self) -> None:
-        """Print the current contents of the tables."""
+        """Print the current rows of the tables once."""
         if not self._count:
             return
         contents = self._session.tables()[: self._count]
@@ -168,7 +168,11 @@ def short_time(contents: Sequence[TableContents], most: int, viewed: Sequence[in
 def lines_of(
     contents: Sequence[TableContents], *, rows: int | None = None, as_json: bool = False, names: Names = NO_NAMES
 ) -> list[str]:
-    """Return the lines that show tables."""
+    """
+    Return the lines that show tables, as text or as JSON.
+
+    ``rows`` is the maximum number of rows of each table, None for all; ``names`` names addresses.
+    """
     if as_json:
         from dprobes.keyed.table_text import table_json_lines
 
@@ -281,7 +285,7 @@ class Views:
         return nullcontext() if self._top is None else self._top.shown(program, session)
 
     def print(self) -> None:
-        """Print the results, if any view was requested."""
+        """Print the results of the requested views, at the end of a run."""
         if self._aggregates is not None:
             from dprobes.cli.output.aggregation import print_aggregates
 

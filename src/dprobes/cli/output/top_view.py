@@ -77,7 +77,7 @@ class TopView:
             self._source = source
 
     def log_events(self, batch: Batch) -> None:
-        """Store the last record of each place."""
+        """Store the last record of each place, to display it in the place's row."""
         with self._lock:
             pairs = zip(batch.places, batch.records, strict=True)
             self._last.update({(place, record[:_CODES]): record for place, record in pairs})
@@ -89,7 +89,7 @@ class TopView:
         """Do nothing: the table is drawn at its own pace."""
 
     def close(self) -> None:
-        """Do nothing."""
+        """Do nothing: no resource is open."""
 
     # The table
 
@@ -152,7 +152,7 @@ class TopView:
 
     @contextmanager
     def shown(self, program: Program, session: Attachment) -> Iterator[None]:
-        """Draw the table until the end of the context."""
+        """Draw the table repeatedly until the context ends."""
         from rich.console import Console
         from rich.live import Live
 

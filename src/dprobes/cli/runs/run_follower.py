@@ -1,4 +1,4 @@
-"""Following a run: its records, its messages, Ctrl-C, and the messages at the end."""
+"""The part of a run after the insertion: output of its records, messages, Ctrl-C, and the summary."""
 
 from __future__ import annotations
 
@@ -388,7 +388,7 @@ class Run:
             console.write(_filtered_line(self._filters))
 
     def _explain_silence(self, *, has_faulted: bool) -> None:
-        """Print why inserted probepoints had no hits."""
+        """Print why inserted probepoints had no hits; with ``has_faulted`` the probed instructions faulted at each."""
         if has_faulted:
             console.note("the probepoints were inserted, but the probed instruction faulted at every hit")
             return

@@ -147,7 +147,7 @@ class ToolBlocks:
             cells.close()
 
     def set_variable(self, kind: VariableKind, index: int, value: int) -> None:
-        """Set a variable; do nothing if it does not exist."""
+        """Set the variable of a kind with an index; do nothing if it does not exist."""
         if kind is VariableKind.LOCAL:
             if 0 <= index < len(self._attachment.local_variables()):
                 self._attachment.change([VariableChange(index, value)])
@@ -172,7 +172,7 @@ class ToolBlocks:
         return struct.pack(f"{len(found)}Q", *found)
 
     def tally(self, table: int, key: bytes, value: int) -> None:
-        """Add a signed number to the value of a key."""
+        """Add a signed number to the value of a key in the keyed table with index ``table``."""
         self._attachment.change([TableChange(table, key, value)])
 
     def keep(self, table: int, key: bytes, value: bytes) -> None:
@@ -188,11 +188,11 @@ class ToolBlocks:
         self._attachment.change([TableChange(table)])
 
     def show(self, table: int, rows: int | None) -> None:
-        """Print at most ``rows`` rows of a table."""
+        """Print a keyed table, at most ``rows`` rows; None means all."""
         self._tables.show(table, rows)
 
     def print(self, template: str, data: bytes) -> None:
-        """Print the bytes of a record by a template."""
+        """Print ``data``, the bytes of a record, formatted by the text of a template."""
         if template not in self._templates:
             self._templates[template] = templates_in(template_file(0, {0: template}), 0)[0]
         record = LogRecord(0, 0, process_name=NAME, data=data, word_size=8 if self._tool.word_size == 8 else 4)
@@ -223,5 +223,5 @@ class ToolBlocks:
         self._attachment.change([Stop()])
 
     def system(self, name: str) -> int:
-        """Return a value of the tool itself."""
+        """Return the value of a provided name, such as ``pid`` or the time, for dprobes itself."""
         return self._system[name]()

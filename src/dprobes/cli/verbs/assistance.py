@@ -74,7 +74,11 @@ def doctor_command(engine: str | None) -> int:
 
 
 def _behind(engine: str) -> list[Finding]:
-    """Return the findings about the target of an endpoint; raise a usage error if no feature can be tried there."""
+    """
+    Return the findings about the target of ``engine``, a name with an endpoint such as ``gdb=HOST:PORT``.
+
+    Raise a usage error if no feature can be tried there.
+    """
     from dprobes.engines.engine_registry import engine_row, named_engine, rows
 
     name, argument = named_engine(engine)
@@ -86,7 +90,7 @@ def _behind(engine: str) -> list[Finding]:
 
 
 def _section(area: Area, findings: Sequence[Finding]) -> Iterator[str]:
-    """Yield the findings of an area, below its name."""
+    """Yield lines with the findings of an area of the system, below the area's name."""
     if mine := [finding for finding in findings if finding.area is area]:
         yield f"{area.value}:"
         for finding in mine:

@@ -1,4 +1,4 @@
-"""The verb ``build``: a program compiled for builds of its module, as a file."""
+"""The verb ``build``: compilation of a program for certain builds of its module, to a PPDF."""
 
 from __future__ import annotations
 

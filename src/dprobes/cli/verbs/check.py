@@ -1,4 +1,4 @@
-"""The verb ``check``: diagnostics only."""
+"""The verb ``check``: the diagnostics of a program or of templates, without a run."""
 
 from __future__ import annotations
 

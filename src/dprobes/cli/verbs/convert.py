@@ -31,7 +31,7 @@ _STRUCTURE = re.compile(r"(struct|union) \w+ ?\*")
 
 
 class ThisMachine:
-    """Queries of the converter about this machine (``bpftrace.script_place.Machine``)."""
+    """The tracepoints of this machine, as the converter queries them (``bpftrace.script_place.Machine``)."""
 
     def __init__(self) -> None:
         self._tracepoints = KernelTracepoints()
@@ -54,7 +54,7 @@ class ThisMachine:
         return found
 
     def tracepoints(self, subsystem: str, pattern: str) -> Sequence[str]:
-        """Return the names of tracepoints that match a pattern."""
+        """Return the names of the tracepoints of a subsystem that match a shell pattern."""
         with contextlib.suppress(DprobesError, OSError):
             return sorted(name for name in self._tracepoints.names(subsystem) if fnmatchcase(name, pattern))
         return ()

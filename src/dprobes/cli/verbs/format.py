@@ -1,4 +1,4 @@
-"""The verb ``format``: records from other machines or streams as text."""
+"""The verb ``format``: the records of a file or a stream, also from another machine, as text."""
 
 from __future__ import annotations
 
@@ -72,7 +72,12 @@ def _opened(file: Path) -> AbstractContextManager[BinaryIO]:
 def _records(
     stream: BinaryIO, name: str, on_damage: Callable[[Damage], None] | None
 ) -> Iterator[TraceRecord | LostRecords]:
-    """Iterate over the contents of a stream as they arrive."""
+    """
+    Iterate over records and notes of lost records in a stream, as soon as they can be read.
+
+    ``name`` is that of the stream in messages. ``on_damage`` is called for skipped bytes; without it damage raises
+    ``FormatError``.
+    """
     pieces = _pieces(stream, name)
     begin = b""
     for piece in pieces:

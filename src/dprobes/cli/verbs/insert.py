@@ -284,7 +284,7 @@ def insert_command(
 
 
 def _with_templates(file: Path, templates: Path) -> bytes:
-    """Return a compiled program with its templates replaced."""
+    """Return the PPDF in ``file`` with its templates replaced by those of the directory ``templates``."""
     from dprobes.api.compiled_program import load_ppdf
 
     loaded = load_ppdf(file).with_templates(templates)

@@ -1,4 +1,4 @@
-"""The verbs ``locate``, from a name to the statements of a probe program, and ``list``."""
+"""The verbs ``locate``, which prints the statements for a probepoint at a name, and ``list``."""
 
 from __future__ import annotations
 

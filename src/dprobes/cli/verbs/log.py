@@ -98,7 +98,7 @@ _INTERVAL = 0.1
 
 @dataclass(frozen=True, slots=True)
 class _LogOptions:
-    """The values of the options of ``log``."""
+    """The values of the command-line options of ``dprobes log``."""
 
     files: tuple[Path, ...]
     follow: bool
@@ -415,7 +415,11 @@ def _follow(
     head: int | None,
     tail: int | None,
 ) -> None:
-    """Print existing and new records; those of several files that arrive together are sorted by time."""
+    """
+    Print existing records, the last ``tail`` of them, then new ones as they arrive, up to ``head`` records in all.
+
+    Records of several files that arrive together are sorted by time. None means no limit.
+    """
     _wait_for(lambda: all(path.exists() for path in paths))
 
     def rounds() -> Iterator[Iterator[TraceRecord | LostRecords]]:

@@ -48,7 +48,7 @@ def _print(notice: Notice) -> None:
 
 
 def name_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--name`` and ``--all`` to a command."""
+    """Add the options ``--name`` and ``--all``, which select programs of the manager, to a command."""
     for option in (
         click.option("-a", "--all", "everything", is_flag=True, help="Select all programs."),
         click.option(
@@ -66,7 +66,7 @@ def one_of(name: str | None, *, everything: bool) -> None:
 
 
 def print_json(value: object) -> None:
-    """Print a result as JSON."""
+    """Print a result on standard output as one JSON value."""
     click.echo(json_text(exact(value), indent=2))
 
 
@@ -140,7 +140,7 @@ def _scope(scope: dict[str, Any]) -> str:
 
 
 def counts_table(program: ManagedProgram, title: str) -> None:
-    """Print the probepoints of a program with state and counts."""
+    """Print a table of the probepoints of a program with state and counts, below ``title``."""
     probes = program.probepoints
     shown = [p for p in probes if len(probes) <= _MANY or p.counts.hits or p.state is not ProbeState.ACTIVE]
     with_path = len({probe.path for probe in probes}) > 1

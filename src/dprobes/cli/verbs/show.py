@@ -1,4 +1,4 @@
-"""The verb ``show``: a program as it will be inserted."""
+"""The verb ``show``: probepoints and handlers of a program as they will be inserted, or the contents of a PPDF."""
 
 from __future__ import annotations
 
@@ -165,7 +165,11 @@ def json_lines(compiled: ResolvedProgram) -> Iterator[str]:
 
 
 def _notes(compiled: ResolvedProgram, engine: str | None) -> dict[int, str]:
-    """Return an engine's remarks about probepoints, by their identities."""
+    """
+    Return the engine's remark about the execution of each probepoint, by the ``id`` of the probepoint.
+
+    An empty mapping if ``engine`` is None.
+    """
     from dprobes.engines.engine_registry import rows
 
     resolved = compiled.resolved

@@ -1,4 +1,4 @@
-"""The verb ``sql``: queries of records as tables."""
+"""The verb ``sql``: SQL queries of the records in trace files and Parquet files."""
 
 from __future__ import annotations
 

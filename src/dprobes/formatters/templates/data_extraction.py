@@ -318,7 +318,11 @@ class CompiledTemplate(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def compiled_of(template: Template, word_size: int, byte_order: ByteOrder) -> CompiledTemplate | None:
-    """Return the structure and the format string of a template; None if its placeholders are not all such numbers."""
+    """
+    Return the ``struct`` and the format string that print a template's records without decoding parts.
+
+    Return None if the template has placeholders other than plain numbers.
+    """
     codes = "<" if byte_order == "little" else ">"
     lines = [_literal(template.desc)] if template.desc else []
     readable: list[tuple[int, int]] = []

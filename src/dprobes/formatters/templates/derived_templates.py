@@ -278,12 +278,12 @@ def _name_of(syntax: str, operand: Operand, popped: Sequence[str]) -> str | None
 
 
 def _plain(name: str) -> str:
-    """Return a name without the mark of a signed number."""
+    """Return the name of a value without the mark that it is signed."""
     return name.partition(_SIGNED)[0]
 
 
 def _content(address: str) -> str:
-    """Return the name of the memory at an address."""
+    """Return the name of the memory at an address, whose own name is ``address``."""
     return address[1:] if _ADDRESS.fullmatch(address) else f"*{_operand(address)}"
 
 
@@ -303,7 +303,7 @@ def _limited(name: str) -> str:
 
 
 def _shown(name: str) -> str:
-    """Return a name in the form for templates; a constant is a value like any other."""
+    """Return the name of a value as a field name of a template; a constant gets the name of any other value."""
     return _VALUE if _CONSTANT.fullmatch(name) else name.replace("%", "%%")
 
 

@@ -37,11 +37,7 @@ class TemplateFinder(Protocol):
 
 
 class Templates:
-    """
-    Templates by major and minor code.
-
-    Templates with errors are omitted, and reported in ``diagnostics``.
-    """
+    """Templates of records, found by major and minor code."""
 
     def __init__(self) -> None:
         self.diagnostics = Diagnostics()
@@ -142,7 +138,7 @@ class Templates:
 
 
 def templates_of(files: Mapping[str, bytes]) -> Templates:
-    """Return the templates of files; recent results are cached."""
+    """Return the templates in a directory's files, given by name and contents; recent results are cached."""
     return _kept_templates(tuple(files.items()))
 
 
@@ -219,7 +215,7 @@ class ProgramTemplates:
         return {size: templates_in(text, self._major) for size, text in self._texts.items()}
 
     def of(self, record: LogRecord) -> Template | None:
-        """Return the template of a record; None if there is none, and for a stack trace, whatever its codes are."""
+        """Return the template of a record by its codes; None if there is none, and for a stack trace."""
         if record.is_stack_trace:
             return None
         major, minor = record.major or 0, record.minor or 0

@@ -157,7 +157,7 @@ def parse_directory(source: SourceFile, diagnostics: Diagnostics) -> dict[int, E
 
 
 def _lines(text: str) -> Iterator[list[re.Match[str]]]:
-    """Iterate over the nonempty lists of words of each line."""
+    """Iterate over the lines that are not empty, each as a list of matches of its words."""
     words: list[re.Match[str]] = []
     for match in _WORD.finditer(text):
         if match.group() != "\n":
@@ -182,5 +182,5 @@ def is_plain_name(name: str) -> bool:
 
 
 def directory_text(files: Iterable[tuple[int, str]]) -> bytes:
-    """Return a directory file with the given lines."""
+    """Return the contents of a directory file that lists pairs of major code and file name."""
     return "".join(f"{major} {file}\n" for major, file in files).encode()

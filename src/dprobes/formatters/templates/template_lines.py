@@ -134,7 +134,7 @@ class _Reader:
         return self.position >= len(self._characters)
 
     def peek(self, ahead: int = 0) -> str:
-        """Return a character, or an empty string after the end."""
+        """Return the character ``ahead`` positions after the next one, or an empty string after the end."""
         at = self.position + ahead
         return self._characters[at].text if at < len(self._characters) else ""
 

@@ -230,7 +230,7 @@ def _named(part: Placeholder, number: int, names: _Names) -> str | None:
 
 
 def _digits(part: Placeholder, number: int) -> str:
-    """Return a number in C's format."""
+    """Return a number formatted as the placeholder's conversion in C's printf."""
     width, conversion = part.width, part.conversion
     before = "-" if number < 0 else width.plus if conversion is Conversion.SIGNED else ""
     form = _FORMS.get(conversion)

@@ -165,7 +165,7 @@ def _type(field: Field) -> str:
 
 
 def _declarations(fields: Sequence[Field]) -> list[str]:
-    """Return the declarations of fields, with unique names."""
+    """Return the TSDL declarations of the fields of a payload, with unique names."""
     taken = {f"_{field.name}" for field in fields}
 
     def free(identifier: str) -> str:
@@ -193,7 +193,7 @@ def _code(field: Field) -> str:
 
 
 def _numbers(fields: Sequence[Field]) -> struct.Struct | None:
-    """Return the ``struct`` of a payload that consists of numbers only; None for other payloads."""
+    """Return the ``struct`` of a payload that consists only of numbers; None for a payload with strings or lists."""
     if any(field.is_array or not field.size for field in fields):
         return None
     return struct.Struct("<" + "".join(_code(field) for field in fields))

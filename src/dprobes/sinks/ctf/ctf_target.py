@@ -166,7 +166,7 @@ class CtfSink:
         self._lost = lost
 
     def log_tables(self, source: RecordSource, contents: Sequence[TableContents]) -> None:
-        """Write the rows of keyed tables as events."""
+        """Write an event for each row of a program's keyed tables, with the current time."""
         from dprobes.formatters.table_addresses import names_for
 
         names = names_for(source, [each.table for each in contents])
@@ -246,6 +246,6 @@ class CtfSink:
 
 
 def _name_of(place: Place) -> str:
-    """Return the name of the events of a place."""
+    """Return the name of the CTF events for the records of a probepoint."""
     module = place.module.rpartition("/")[2]
     return f"{module}:{place.symbol}:return" if place.at_return else f"{module}:{place.symbol}"

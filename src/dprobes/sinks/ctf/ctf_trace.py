@@ -130,7 +130,7 @@ class Stream:
         self._staged = _State(file, file_size, len(before), end, last, lost)
 
     def commit(self) -> None:
-        """Make the staged packet part of the trace."""
+        """Make the packet of the last ``stage`` visible to readers of the trace."""
         old, new = self._now, self._staged
         if new.file != old.file:
             self._hidden(new.file).rename(self._path(new.file))

@@ -50,7 +50,7 @@ class ConsoleOutlet:
             raise SinkError(f"standard output: {reason_of(error)}") from error
 
     def write(self, parts: Sequence[bytes]) -> None:
-        """Write records; raise ``SinkError`` if not all can be written."""
+        """Write encoded records to standard output; raise ``SinkError`` if not all can be written."""
         written = write_parts(self._file, parts, PATIENCE)
         if written.problem is not None:
             raise SinkError(f"standard output: {written.problem}", taken=written.parts)
@@ -102,7 +102,7 @@ class StreamOutlet:
             raise self._failure(None, taken=max(0, there - earlier), lost=max(0, earlier - there))
 
     def flush(self) -> None:
-        """Flush the stream; raise the same errors as ``write``."""
+        """Flush the text stream; raise the same errors as ``write``."""
         try:
             self._stream.flush()
         except BrokenPipeError:
@@ -180,7 +180,7 @@ class StreamOutlet:
         give_up(self._stream)
 
     def give_up(self) -> bool:
-        """End the wait for the reader; return whether there was one. A signal handler may call it."""
+        """End a wait of ``write`` for the stream's reader; return whether it waited. A signal handler may call it."""
         return self._file is not None and self._file.end_wait()
 
     def close(self) -> None:

@@ -51,7 +51,11 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_
 
 
 def open(argument: str, options: SinkOptions) -> Sink:  # noqa: A001 - the name that all sinks have
-    """Open the journal, or the socket in the argument."""
+    """
+    Return the sink for journald's socket, or for the socket whose path is ``argument``.
+
+    Raise ``SinkError`` if that fails.
+    """
     refuse_binary("journal", options)
     return JournalSink(argument or _SOCKET, options.format_name)
 
@@ -92,7 +96,7 @@ class JournalSink:
         return SinkError(f"the journal at '{self._path}': {said}", taken=taken)
 
     def log_tables(self, source: RecordSource, contents: Sequence[TableContents]) -> None:
-        """Send each row of keyed tables as an entry."""
+        """Send a journal entry for each row of a program's keyed tables."""
         from dprobes.formatters.table_addresses import names_for
         from dprobes.keyed.table_text import shown_rows
 
@@ -125,7 +129,7 @@ class JournalSink:
         """Do nothing: entries are sent at once."""
 
     def close(self) -> None:
-        """Close the socket."""
+        """Close the socket to journald."""
         self._socket.close()
 
 

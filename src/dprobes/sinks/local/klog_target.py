@@ -97,7 +97,7 @@ class KernelLogOutlet:
         """Do nothing: written messages are visible at once."""
 
     def close(self) -> None:
-        """Close the device."""
+        """Close /dev/kmsg."""
         os.close(self._file)
 
 

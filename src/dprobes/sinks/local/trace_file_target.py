@@ -105,7 +105,7 @@ class TraceFileSink:
             raise self._failure(batch)
 
     def log_tables(self, source: RecordSource, contents: Sequence[TableContents]) -> None:
-        """Append the contents of a program's keyed tables."""
+        """Append the current contents of a program's keyed tables to the trace file."""
         with self._lock:
             names = names_for(source, [each.table for each in contents])
             located = names.located(contents) if isinstance(names, ProcessAddresses) else []

@@ -47,7 +47,7 @@ _TOO_LARGE = 413
 
 
 def request_timeout() -> float:
-    """Return the maximum duration of a request in seconds."""
+    """Return the maximum duration of an HTTP request in seconds, from OpenTelemetry's environment variables."""
     for name in ("OTEL_EXPORTER_OTLP_LOGS_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT"):
         try:
             return min(max(float(os.environ[name]), 0.1), _TIMEOUT_MAX)
@@ -92,7 +92,7 @@ class Answer:
 
 
 class CollectorClient:
-    """A client of a collector; any thread may send requests."""
+    """An HTTP client of an OpenTelemetry collector; any thread may send requests."""
 
     def __init__(self, endpoint: str) -> None:
         # Without a handler, Python would print the SDK's log messages; the user's own handlers still receive them.
@@ -132,7 +132,7 @@ class CollectorClient:
         return _partial(status, response.content)
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the HTTP connections to the collector."""
         self._exporter.shutdown()  # type: ignore[no-untyped-call] # of the SDK
 
 
@@ -197,7 +197,7 @@ class _Memory(threading.local):
 
 
 def _session() -> Any:
-    """Return a session that records the outcome of requests."""
+    """Return a ``requests`` session that stores the response or the exception of each thread's last request."""
     import requests
 
     class Session(requests.Session):
@@ -243,7 +243,11 @@ _SPLITS_MAX = 64
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Records of a batch from position ``first``, and other log records to send ``before`` them."""
+    """
+    The contents of one request: records of a batch from position ``first`` on.
+
+    ``before`` are other log records that precede them.
+    """
 
     first: int
     records: list[ReadableLogRecord]
@@ -379,7 +383,11 @@ class Delivery:
         self.reason = reason
 
     def _answer(self, piece: Piece) -> Answer:
-        """Return the final response to a piece; raise ``SinkError`` if it neither accepts nor refuses the records."""
+        """
+        Return the final response to a request with these records.
+
+        A busy collector gets the request again. Raise ``SinkError`` if it neither accepts nor refuses the records.
+        """
         records = piece.before + piece.records
         until = time.monotonic() + request_timeout()
         pause = _BACKOFF

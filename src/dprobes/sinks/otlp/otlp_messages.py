@@ -298,7 +298,7 @@ class _Points:
 
     def _histogram(self, rows: Sequence[TableRow]) -> Metric:
         """
-        Return histograms with explicit bounds.
+        Return an OpenTelemetry histogram with explicit bounds, with a data point for each row.
 
         A bucket of OTLP includes its upper bound, so each bound is one less than the next bucket's start.
         """

@@ -98,12 +98,12 @@ class OtlpSink:
         return self._experience.steps
 
     def create_event(self, source: RecordSource) -> None:
-        """Register a program, or update it."""
+        """Store the description of a program before its first record, or replace it."""
         self._records.create_event(source)
         self._since.setdefault(source.number, time.time_ns())
 
     def destroy_event(self, source: RecordSource) -> None:
-        """Drop the state of a program."""
+        """Drop the description of a program after its last record."""
         self._records.destroy_event(source)
         self._since.pop(source.number, None)
 
@@ -173,7 +173,7 @@ class OtlpSink:
         """Do nothing: accepted records have arrived."""
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections to the collector."""
         self._client.close()
 
     def abort(self) -> None:

@@ -136,7 +136,7 @@ class _TrackEvent(enum.IntEnum):
 
 
 class EventType(enum.IntEnum):
-    """The type of an event on its track (TrackEvent.Type)."""
+    """The type of a TrackEvent (TrackEvent.Type)."""
 
     SLICE_BEGIN = 1
     SLICE_END = 2
@@ -189,7 +189,7 @@ class Packets:
         return length_field(_PACKET, content)
 
     def track(self, descriptor: bytes) -> bytes:
-        """Return the packet with the descriptor of a track."""
+        """Return the encoded TracePacket with ``descriptor``, the encoded TrackDescriptor of a track."""
         return length_field(_PACKET, length_field(_TracePacket.TRACK_DESCRIPTOR, descriptor) + self._end)
 
     def event(self, time: int, event: bytes) -> bytes:
@@ -301,7 +301,7 @@ def integer(name: str, value: int) -> bytes:
 
 
 def pointer(name: str, value: int) -> bytes:
-    """Return an address, which is displayed in hexadecimal."""
+    """Return an encoded DebugAnnotation with an address, displayed in hexadecimal; an empty ``name`` omits the name."""
     return _name(name) + _POINTER + varint(value)
 
 

@@ -286,7 +286,7 @@ class PerfettoFile:
             raise
 
     def append(self, packets: bytes) -> None:
-        """Append packets, all of them or none."""
+        """Append encoded TracePackets, all of them or none; raise ``SinkError`` if that fails."""
         written = 0
         try:
             while written < len(packets):
@@ -298,14 +298,19 @@ class PerfettoFile:
         self._size += written
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the trace file."""
         try:
             os.close(self._file)
         except OSError as error:
             raise self._error(error) from error
 
     def _begin(self) -> int:
-        """Check existing contents, and return the offset where writing continues."""
+        """
+        Lock the file, and return the offset at which writing continues.
+
+        An empty file gets its first packet; an incomplete packet at the end is removed. Raise ``SinkError`` if the file
+        is no trace, or one of another boot.
+        """
         try:
             if not stat.S_ISREG(os.fstat(self._file).st_mode):
                 raise SinkError(f"'{self._path}' is not a regular file, as a Perfetto trace must be")
@@ -389,7 +394,7 @@ class _Program:
 
 
 class PerfettoSink:
-    """A sink that appends records to a file as events."""
+    """A sink that appends records to a Perfetto trace as slices and instant events."""
 
     def __init__(self, path: str) -> None:
         self._file = PerfettoFile(path)
@@ -464,7 +469,7 @@ class PerfettoSink:
         """Do nothing: written packets are visible at once."""
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the trace file."""
         self._file.close()
 
     def _clocks(self, wall_offset: int) -> bytes:
@@ -481,7 +486,7 @@ class PerfettoSink:
         out.append(self._packets.loss(record.time, event))
 
     def _add(self, out: list[bytes], program: _Program, place: Place, record: LogRecord) -> None:
-        """Append the packets of a record to ``out``."""
+        """Append the encoded packets of a record to ``out``: new track descriptors, and its event or slice."""
         assert record.time is not None
         track = self._tracks.of_record(out, program.source, record)
         shape, values = self._reader(program, record).read(record, place)

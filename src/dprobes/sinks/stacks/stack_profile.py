@@ -157,7 +157,7 @@ class StackCollector:
         self._title = self._title or source.name
 
     def log_events(self, batch: Batch) -> None:
-        """Add the stacks of records."""
+        """Add the call stacks in a batch of records to the profile, with their weights."""
         symboliser, values = self._sources[batch.source.number]
         self.wall_offset = batch.wall_offset
         for encoded, place in zip(batch.records, batch.places, strict=True):
@@ -193,7 +193,7 @@ class StackCollector:
         """Do nothing: the profile is read at the end."""
 
     def close(self) -> None:
-        """Do nothing."""
+        """Do nothing: no resource is open."""
 
     # Results
 

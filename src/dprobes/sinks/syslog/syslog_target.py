@@ -83,12 +83,12 @@ class SyslogFormatter:
         self._second_text = ""
 
     def destroy_event(self, source: RecordSource) -> None:
-        """Drop the state of a program."""
+        """Drop the description of a program after its last record."""
         self._records.destroy_event(source)
         self._places.clear()
 
     def messages(self, batch: Batch) -> list[bytes]:
-        """Return the message of each record."""
+        """Return a syslog message for each record of a batch, in the selected format (RFC 5424 or RFC 3164)."""
         return [self._message(batch, text, place, known) for text, place, _, known in self._records.of_batch(batch)]
 
     def lost_message(self, batch: Batch) -> bytes:
@@ -97,7 +97,7 @@ class SyslogFormatter:
         return self._put_together(_WARNING, time.time_ns(), "lost", structured, "", lost_text(batch))
 
     def table_messages(self, source: RecordSource, contents: Sequence[TableContents], names: Names) -> list[bytes]:
-        """Return a message for each row of keyed tables."""
+        """Return a syslog message for each row of keyed tables; ``names`` names addresses."""
         now = time.time_ns()
         return [
             self._table_message(source, each.table, row, now) for each in contents for row in shown_rows(each, names)
@@ -230,7 +230,7 @@ class SyslogAddress:
 
     @classmethod
     def parse(cls, argument: str) -> SyslogAddress:
-        """Return the parsed argument; raise ``SinkError`` if it is invalid."""
+        """Return the address and options in the URL of a log target; raise ``SinkError`` if it is invalid."""
         if not argument:
             return cls("syslog", "unix", _LOCAL, 0, "3164", _LIMITS["unix"], {})
         url = f"syslog:{argument}"
@@ -320,7 +320,7 @@ def _options(url: str, transport: str, query: str) -> tuple[str, int, dict[str, 
 
 
 class SyslogSink:
-    """A sink that sends each record as a message."""
+    """A sink that sends each record as a syslog message."""
 
     def __init__(self, address: SyslogAddress, format_name: str) -> None:
         self._transport = address.connect()
@@ -338,7 +338,7 @@ class SyslogSink:
         self._transport.send(messages)
 
     def log_tables(self, source: RecordSource, contents: Sequence[TableContents]) -> None:
-        """Send each row of keyed tables as a message."""
+        """Send a syslog message for each row of a program's keyed tables."""
         from dprobes.formatters.table_addresses import names_for
 
         names = names_for(source, [each.table for each in contents])

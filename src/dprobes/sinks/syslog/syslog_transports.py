@@ -96,7 +96,7 @@ class Datagrams:
             raise RecordsRefusedError(f"{self._name}: {reason_of_number(errno.EMSGSIZE)}", lost=too_long)
 
     def close(self) -> None:
-        """Close the socket."""
+        """Close the datagram socket."""
         self._socket.close()
 
 
