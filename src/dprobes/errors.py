@@ -114,7 +114,7 @@ class NotSupportedError(EngineError):
     origin: int | None = None
 
     def of_instruction(self, origin: int) -> NotSupportedError:
-        """Set the instruction that needs the feature, if it is not set yet; return the error."""
+        """Set ``origin``, the offset of the instruction that needs the feature, unless it is set; return the error."""
         if self.origin is None and origin >= 0:
             self.origin = origin
         return self

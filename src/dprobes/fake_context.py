@@ -203,7 +203,11 @@ class FakeContext:
         return self.variables_of_thread
 
     def register(self, index: int, *, user: bool) -> int:
-        """Return a register's value, 0 if it was not set."""
+        """
+        Return the register with an index, 0 if it was not set; with ``user``, that of user mode.
+
+        Without a value for user mode, both are the same.
+        """
         current = self._registers[False].get(index, 0)
         return self._registers[True].get(index, current) if user else current
 
@@ -222,7 +226,11 @@ class FakeContext:
         return self.tables.get(name, (0, 0))
 
     def set_register(self, index: int, value: int, *, user: bool) -> None:
-        """Set a register; raise ``SelectorFault`` for a selector that is neither in ``segments`` nor null."""
+        """
+        Set the register with an index, with ``user`` that of user mode.
+
+        Raise ``SelectorFault`` for a selector that is neither in ``segments`` nor null.
+        """
         register = self.architecture.register(index)
         is_segment = register is not None and register.kind is RegisterClass.SEGMENT
         if is_segment and value & 0xFFFF > _NULL_SELECTORS and value & 0xFFFF not in self.segments:

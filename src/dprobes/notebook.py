@@ -154,7 +154,7 @@ class _Reader:
 
 def _read(output: IO[bytes], reader: _Reader, process: subprocess.Popen[bytes]) -> None:
     """
-    Read the output of a run to its end. The first interrupt (Ctrl-C) ends the run, and reading continues.
+    Read the output of a run to its end; the first interrupt (Ctrl-C) ends ``process``, and reading continues.
 
     A second interrupt is raised.
     """

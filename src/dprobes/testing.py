@@ -100,7 +100,7 @@ def record_of(outcome: Outcome, context: FakeContext) -> LogRecord | None:
 
 
 def run_definition(program: Program, number: int, context: FakeContext) -> Machine:
-    """Run one hit of the definition with index ``number`` in a checked program; return the final machine."""
+    """Run one hit of the definition with index ``number`` in a checked program; return the machine after it."""
     image = encode(program, context.architecture)
     point = prepare(program, number, context)
     return Interpreter(image, context.architecture).final_state(image.handlers[number], point, context)

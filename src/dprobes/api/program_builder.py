@@ -254,7 +254,8 @@ class ProgramBuilder:
         Begin a probe definition at ``offset``: a function, ``"function + 4"``, a file offset, or a pattern.
 
         With ``at_return`` the handler runs immediately after the function has returned (``return = yes``). ``minor`` is
-        in each record, and distinguishes the handlers of a program.
+        in each record, and distinguishes the handlers of a program. The other arguments are the header statements of
+        the same name.
         """
         return self._definition(
             offset=offset,
@@ -287,7 +288,7 @@ class ProgramBuilder:
         Begin a probe definition that watches memory: a symbol, an address, or a range ``"first : last"``, inclusive.
 
         ``access`` is the kind of accesses that are hits: "w" writes, "rw" reads and writes, "x" execution, "io"
-        accesses to an I/O port.
+        accesses to an I/O port. The other arguments are the header statements of the same name.
         """
         return self._definition(
             address=address,
@@ -313,7 +314,11 @@ class ProgramBuilder:
         ex_mask: int | None = None,
         heap: int | None = None,
     ) -> HandlerBuilder:
-        """Begin a probe definition that samples each CPU that executes the module, ``frequency`` times a second."""
+        """
+        Begin a probe definition that samples each CPU that executes the module, ``frequency`` times a second.
+
+        The other arguments are the header statements of the same name.
+        """
         return self._definition(
             sampler=f"{frequency}hz",
             minor=minor,

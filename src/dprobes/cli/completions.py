@@ -207,7 +207,11 @@ def _examples(_ctx: click.Context, _incomplete: str) -> Iterable[str]:
 
 
 def _listed(find: Callable[[click.Context], Iterable[str]]) -> Callable[[click.Context, str], Iterable[str]]:
-    """Return a function for comma-separated lists: the text before the last comma is kept."""
+    """
+    Return a completion function for a comma-separated list: only the text after the last comma is completed.
+
+    ``find`` returns all possible elements; those already in the list are omitted.
+    """
 
     def complete(ctx: click.Context, incomplete: str) -> Iterable[str]:
         before, comma, start = incomplete.rpartition(",")

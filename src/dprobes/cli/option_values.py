@@ -92,7 +92,11 @@ def names_of(values: tuple[str, ...]) -> tuple[str, ...]:
 def compile_options(
     defines: tuple[str, ...], includes: tuple[Path, ...], cpp: str | None, *, allow_write: bool
 ) -> CompileOptions:
-    """Return the values of ``program_options``; a macro without value is 1, as for a C compiler."""
+    """
+    Return the values of the options ``-D``, ``-I`` and ``--cpp``; a macro without value is 1, as for a C compiler.
+
+    None as ``cpp`` selects the built-in preprocessor. ``allow_write`` permits instructions that change the target.
+    """
     external = None
     if cpp is not None:
         from dprobes.cli.external_cpp import external_preprocessor

@@ -184,7 +184,11 @@ def check_program_templates(directory: Path, program: Program, diagnostics: Diag
 
 
 def say_problems(templates: Templates, where: str) -> None:
-    """Print the errors of templates that came with a file; their records are printed without them."""
+    """
+    Print the errors of templates that came with a file, whose records are then printed without them.
+
+    ``where`` is the file in the messages.
+    """
     if templates.diagnostics.has_errors:
         console.warning(f"templates of {where} have errors, and are not used")
         console.write(templates.diagnostics.render())

@@ -51,9 +51,10 @@ def scope_of(
     follow: bool,
 ) -> Scope:
     """
-    Return the scope for the options and the words after ``--``, by default all processes.
+    Return the processes that the options select, by default all.
 
-    Raise a usage error for an invalid combination.
+    ``command_line`` is the value of ``-c``, ``arguments`` are the words after ``--``, and ``user`` is the value of
+    ``--uid``. With ``follow``, child processes are probed as well. Raise a usage error for an invalid combination.
     """
     command = _command(command_line, tuple(arguments))
     if sum((bool(command), pid is not None, cgroup is not None, user is not None)) > 1:

@@ -111,7 +111,7 @@ PROGRAM = _Program()
 
 
 def text_option(purpose: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator that adds ``-e`` to a command, for the text of a program."""
+    """Return a decorator that adds ``-e``, the text of a program, to a command; ``purpose`` begins its help text."""
     return click.option(
         "-e", "text", metavar="TEXT", multiple=True, callback=lambda _context, _option, parts: joined_text(parts),
         help=f"{purpose} this program in DProbes C instead of a file; several -e are parts of one program.",
@@ -314,7 +314,11 @@ class WantedFields(NamedTuple):
     def of_options(
         cls, counted: Sequence[str], measured: Sequence[str], summed: Sequence[str] = (), by: Sequence[str] = ()
     ) -> Self:
-        """Return the fields in the options; raise ``UsageError`` for an invalid combination."""
+        """
+        Return the fields in the values of ``--count``, ``--hist``, ``--sum`` and ``--by``.
+
+        Raise ``UsageError`` for an invalid combination.
+        """
         found = cls(
             tuple(_fields_of(text) for text in counted),
             tuple(text.strip() for text in measured),

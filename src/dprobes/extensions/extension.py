@@ -159,7 +159,11 @@ class View:
         return int.from_bytes(context.read(address & self._machine.mask, self.word_size), self.byte_order)
 
     def set_register(self, name: str, value: int, *, user: bool = False) -> None:
-        """Change a register; raise ValueError if a handler cannot pop it, PermissionError without ``writes``."""
+        """
+        Change a register by name, with ``user`` that of user mode.
+
+        Raise ValueError if a handler cannot pop it, PermissionError without ``writes``.
+        """
         register = self._register(name, Direction.POP_USER if user else Direction.POP_CURRENT)
         self._check_write()
         self._machine.context.set_register(register.index, value & self._machine.mask, user=user)

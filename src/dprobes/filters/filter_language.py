@@ -416,7 +416,7 @@ _SAMPLE = "write '{} == ' and a value, or one of != < <= > >= =~ !~ in startswit
 
 
 def _number(token: _Token, sign: Span | None = None) -> Number:
-    """Return a number; ``sign`` is the span of a minus sign before it, None without one."""
+    """Return the number that a token represents; ``sign`` is the span of a minus sign before it, None without one."""
     digits = token.text
     if (scaled := _SCALED.fullmatch(digits)) is not None and scaled[3] in _UNITS:
         value = _scaled(token, int(scaled[1]), scaled[2] or "", _UNITS[scaled[3]])

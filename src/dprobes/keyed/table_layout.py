@@ -133,7 +133,7 @@ def bucket_of(number: int) -> int:
 
 
 def lhist_bucket(value: int, bounds: Range) -> int:
-    """Return the index of the cell that counts a signed number in a linear histogram."""
+    """Return the index of the cell that counts a signed number in a linear histogram with these bounds."""
     if value < bounds.low:
         return 0
     if value >= bounds.high:
@@ -211,7 +211,7 @@ def merges_by_adding(table: Table, cell: int) -> bool:
 
 
 def merged(table: Table, parts: Iterable[Sequence[int]]) -> tuple[int, ...]:
-    """Return the cells of a value, merged from the cells of each CPU."""
+    """Return the cells of a value, merged from ``parts``, the cells that each CPU has written."""
     columns = zip(*parts, strict=True)
     return tuple(
         sum(column) & _MASK if merges_by_adding(table, cell) else max(column) for cell, column in enumerate(columns)
@@ -219,7 +219,7 @@ def merged(table: Table, parts: Iterable[Sequence[int]]) -> tuple[int, ...]:
 
 
 def quotient(total: int, count: int) -> int:
-    """Return an average, rounded towards zero; 0 if the count is 0."""
+    """Return the average of ``count`` numbers whose sum is ``total``, rounded towards zero; 0 if there are none."""
     if not count:
         return 0
     return -(-total // count) if total < 0 else total // count
@@ -273,7 +273,11 @@ def buckets_of(table: Table) -> tuple[Bucket, ...]:
 
 
 def row_parts(table: Table, key: bytes, cells: Sequence[int]) -> tuple[RawPart, ...]:
-    """Return the fields of a key, followed by the stored value if it is not a number."""
+    """
+    Return the fields of a row's key, followed by the stored value if it is a string or a call stack.
+
+    ``cells`` are the value.
+    """
     found = key_parts(table.keys, key)
     if table.value is None or not table.keeps_bytes:
         return found
@@ -285,7 +289,7 @@ _SIGNED = (KeyKind.SIGNED, KeyKind.SIGNED_LONG)
 
 def key_parts(keys: Sequence[Key], data: bytes) -> tuple[RawPart, ...]:
     """
-    Return the fields of a key: numbers, bytes, or the addresses of a stack.
+    Return the fields of a key in binary form: numbers, bytes, or the addresses of a call stack.
 
     The first element of a ``ustack`` or ``uframes`` is its process id.
     """

@@ -76,7 +76,7 @@ def _short(number: float) -> str:
 
 
 def power_text(exponent: int) -> str:
-    """Return a power of two in short form, such as ``64K``."""
+    """Return 2 to the power of ``exponent`` in short form, such as ``64K``."""
     size, rest = divmod(exponent, 10)
     return f"{1 << rest}{_BINARY[size]}" if size < len(_BINARY) else f"2^{exponent}"
 
@@ -115,7 +115,8 @@ def estimated_quantile(buckets: Sequence[Bucket], counts: Sequence[int], percent
     """
     Return an estimate of a percentile, assuming that numbers are evenly distributed within a bucket.
 
-    Return None if it is in an unbounded bucket, or if there are no numbers.
+    ``counts`` has the count of each bucket. Return None if the percentile is in an unbounded bucket, or if there are no
+    numbers.
     """
     total = sum(counts)
     if not total:

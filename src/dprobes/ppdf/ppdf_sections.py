@@ -250,7 +250,8 @@ class Reader:
     """
     A reader of the fields of a section that begins at ``base`` in the file; ``what`` is its name in errors.
 
-    Its methods raise ``FormatError`` for fields that are invalid, or beyond the end of the section.
+    Its methods raise ``FormatError`` for fields that are invalid, or beyond the end of the section. Their parameter
+    ``what`` is the name of the field in messages.
     """
 
     def __init__(self, data: memoryview, base: int, what: str, strings: Sequence[str] = ()) -> None:
@@ -303,7 +304,7 @@ class Reader:
         return int.from_bytes(self.take(8, what), "little")
 
     def wide(self, what: str) -> int:
-        """Return a number of sixteen bytes in two's complement, whose magnitude has at most 64 bits."""
+        """Consume and return a signed number of sixteen bytes, whose magnitude has at most 64 bits."""
         at = self.offset
         value = int.from_bytes(self.take(_WIDE_BYTES, what), "little", signed=True)
         if abs(value) > MAX_VALUE:
@@ -311,7 +312,7 @@ class Reader:
         return value
 
     def flag(self, what: str) -> bool:
-        """Return a byte as a truth value; raise ``FormatError`` unless it is 0 or 1."""
+        """Consume a byte, and return it as a truth value; raise ``FormatError`` unless it is 0 or 1."""
         at = self.offset
         value = self.u8(what)
         if value > 1:
@@ -377,7 +378,11 @@ class Reader:
             self.fail(f"expected UTF-8 for {what}, found something else", self.offset - len(data) + error.start)
 
     def count(self, size: int, what: str, limit: int = NONE) -> int:
-        """Return a count of items of at least ``size`` bytes each, limited by the remaining bytes and ``limit``."""
+        """
+        Consume and return a 32-bit count of items that have at least ``size`` bytes each.
+
+        Raise ``FormatError`` if it exceeds ``limit``, or if so many items do not fit in the remaining bytes.
+        """
         at = self.offset
         value = self.u32(f"the number of {what}")
         most = min(limit, (len(self._data) - self._position) // size)

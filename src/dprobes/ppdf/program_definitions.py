@@ -79,7 +79,11 @@ class Spans:
         self._rows: dict[_Row, int] = {}
 
     def number(self, span: Span | None, depth: int = 0) -> int:
-        """Return the number of a span; NONE for None, and for the body of a macro that is nested too deeply."""
+        """
+        Return the number of a span in the table of spans, to which it is added; NONE for None.
+
+        ``depth`` is the number of macro calls around it; a span nested too deeply is NONE as well.
+        """
         if span is None or depth >= DEPTH_MAX:
             return NONE
         line, column = span.file.line_and_column(span.start)

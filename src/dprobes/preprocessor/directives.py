@@ -35,7 +35,11 @@ _ESCAPES = {"n": 10, "t": 9, "r": 13, "a": 7, "b": 8, "f": 12, "v": 11}
 
 
 def evaluate(directive: str, tokens: list[Token], macros: Macros) -> bool:
-    """Return whether the expression after ``#directive`` is true; raise ``DirectiveError`` if it is malformed."""
+    """
+    Return whether the expression ``tokens`` of ``#directive`` is true, after the expansion of its macros.
+
+    Raise ``DirectiveError`` if it is malformed.
+    """
     if not tokens:
         raise DirectiveError(f"malformed #{directive} directive", hint=f"write '#{directive} EXPRESSION'")
     try:
@@ -199,9 +203,9 @@ class Includes:
 
     def find(self, arguments: list[Token], current: SourceFile) -> SourceFile | None:
         """
-        Return the file that ``#include`` names; None if ``#pragma once`` excludes it.
+        Return the file that the ``arguments`` of ``#include`` name; None if ``#pragma once`` excludes it.
 
-        Raise ``DirectiveError`` if it is absent.
+        ``current`` is the file with the directive. Raise ``DirectiveError`` if the file is absent.
         """
         strings = [token.text for token in arguments]
         directories = self._directories

@@ -53,7 +53,11 @@ _MESSAGE = re.compile(r"(.+?):(\d+):(?:(\d+):)? (?:fatal )?(error|warning): (.*)
 
 
 def read_result(result: ExternalResult, source: SourceFile, diagnostics: Diagnostics) -> Preprocessed:
-    """Return the preprocessed text of ``source``, and report the preprocessor's messages to ``diagnostics``."""
+    """
+    Return the output of another preprocessor for ``source`` as preprocessed text.
+
+    Its messages are added to ``diagnostics``.
+    """
     files = _Files(source)
     reported = _report(result.stderr, files, diagnostics)
     if result.exit_status != 0 and not reported:

@@ -358,7 +358,11 @@ def _variable_rows(
     first: int, operator: str, name: str, kind: str, immediate: str, popped: str, group: Group, doc: str,
     faults: tuple[ExceptionCode, ...], since: str = "3.6",
 ) -> tuple[Row, Row]:  # fmt: skip
-    """Return the two rows of an instruction on variables: index as the operand, and index popped from the stack."""
+    """
+    Return the two rows of an instruction on variables: the index is an operand, or is popped from the stack.
+
+    ``first`` is the opcode of the first row. ``immediate`` and ``popped`` are the documented stack effects of the rows.
+    """
     return (
         Row(first, f"{operator} {name}, <{kind}>", immediate, group, doc, since=since),
         Row(first + 1, f"{operator} {name}", popped, group, f"{doc} The index is popped.", faults, since=since),

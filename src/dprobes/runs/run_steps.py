@@ -230,9 +230,10 @@ def _members_of(attachment: Attachment) -> Sequence[Attachment]:
 
 def _point_of_view(scope: Scope, *, allow_self: bool) -> tuple[int | None, str | None]:
     """
-    Return the thread or the command that determines the files of modules, and None for the other.
+    Return the thread or the command whose file system has the files of modules, and None for the other.
 
-    Both are None for this process. Raise ``DprobesError`` if no engine can probe the scope.
+    Both are None for this process. ``allow_self`` permits probing dprobes itself. Raise ``DprobesError`` if no engine
+    can probe the scope.
     """
     if scope.command:
         from dprobes.target.module_lookup import executable_of
@@ -344,7 +345,7 @@ def _resolved(
 
 def plan(resolution: Resolution) -> RunPlan:
     """
-    Return the plan of the engine that is finally chosen.
+    Return the plan of insertion of the engine that is finally chosen.
 
     Raise ``DprobesError`` if no engine can insert the programs.
     """
@@ -412,9 +413,9 @@ def _planned_by_one(
 
 def reach(planned: RunPlan) -> AbstractContextManager[object]:
     """
-    Return a context manager that keeps the connection to a target behind a stub; all members share the connection.
+    Return a context manager that keeps the connection to a target's stub open, for all programs of the run.
 
-    For other targets it does nothing.
+    Without a stub it does nothing.
     """
     first = planned.members[0]
     return first.engine.reach(first)

@@ -330,7 +330,11 @@ class Aggregates:
         self.create_event_of(source, os.uname().nodename, AddressSymboliser(source, live=True))
 
     def create_event_of(self, source: RecordSource, host: str, symboliser: AddressSymboliser | None = None) -> None:
-        """Register a program whose records may be of another machine; raise the same errors as ``create_event``."""
+        """
+        Register a program whose records may be of another machine; raise the same errors as ``create_event``.
+
+        ``host`` is the name of that machine. Without ``symboliser``, addresses have no names.
+        """
         self._fields[source.number] = values = FieldValues(source, host, symboliser)
         self._check(values)
 

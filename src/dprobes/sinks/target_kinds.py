@@ -146,7 +146,7 @@ def _opener(kind: SinkKind) -> Callable[[str, SinkOptions], Any]:
 
 
 def _open_plug_in(name: LogTargetName, opener: Callable[[str, SinkOptions], Any], options: SinkOptions) -> Sink:
-    """Call a plug-in; any error in it becomes a ``SinkError``."""
+    """Open the sink of a plug-in with its function ``opener``; raise ``SinkError`` for any exception in it."""
     try:
         sink = opener(name.argument, options)
     except SinkError:

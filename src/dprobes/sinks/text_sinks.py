@@ -124,7 +124,7 @@ class BatchFormatter:
         return self._formatters[source.number].heading
 
     def _text_of(self, found: Formatter, record: bytes, place: Place, source: RecordSource) -> str:
-        """Return the text of a record that may be invalid: it is shown as such, and does not stop the others."""
+        """Return an encoded record as text; for an invalid record, return a description of the error."""
         try:
             return found.encoded(record, place)
         except FormatError as error:

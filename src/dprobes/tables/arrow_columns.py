@@ -135,7 +135,11 @@ def sparse(values: Mapping[int, int], count: int) -> pa.Array:
 
 
 def _numbers(rows: PackedRows, place: tuple[int, int] | None, kind: pa.DataType, *, signed: bool = False) -> Any:
-    """Return the column of numbers at ``place`` in the rows: offset and size in bytes; nulls if it is None."""
+    """
+    Return the column of numbers at ``place`` in the rows: offset and size in bytes; nulls if it is None.
+
+    ``kind`` is the type of the column. With ``signed``, the numbers are in two's complement.
+    """
     import pyarrow as pa
 
     if place is None:

@@ -55,7 +55,7 @@ class Journal:
     @classmethod
     def locked(cls, directory: Path, stamp: str) -> Self | None:
         """
-        Lock a journal; return None if another process has locked it.
+        Lock the journal whose file name has this stamp; return None if another process has locked it.
 
         The caller must hold the lock of the directory.
         """

@@ -226,7 +226,11 @@ def rows_of(block: Block) -> Iterator[BlockRows]:
 
 
 def ragged_rows_of(block: RecordBlock) -> Iterator[RaggedRows]:
-    """Iterate over adjacent records with one flag word each, in order; raise ``FormatError`` at an invalid record."""
+    """
+    Iterate over sequences of consecutive records with the same flag word, in order and of limited length.
+
+    Raise ``FormatError`` at an invalid record.
+    """
     body, at, last = block.body, block.start, len(block.body) - _ROW.size
     while at < len(body):
         _, begin, end = block.bounds(at)

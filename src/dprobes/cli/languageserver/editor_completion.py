@@ -32,10 +32,10 @@ _LINE_END = re.compile(r"[ \t]*(?:\n|\Z)")
 @dataclass(frozen=True, slots=True)
 class MemberAccess:
     """
-    An access to a member.
+    An access to a structure member in an unfinished program, such as ``task->pi``.
 
-    ``word`` is its name, possibly incomplete. ``start`` and ``end`` are the offsets of the text after the structure's
-    expression.
+    ``word`` is the member's name, possibly incomplete. ``start`` and ``end`` are the offsets of the text after the
+    structure's expression.
     """
 
     start: int
@@ -55,9 +55,9 @@ def access_at(text: str, offset: int) -> MemberAccess | None:
 
 def members_of(name: str, text: str, access: MemberAccess) -> Iterator[tuple[str, str]]:
     """
-    Iterate over the names of a structure's members with their types.
+    Iterate over name and type of the members of the structure whose member is accessed.
 
-    There are none if the surrounding text does not compile.
+    ``name`` is the file name of ``text``. There are none if the surrounding text does not compile.
     """
     # Without the incomplete access, the text compiles and yields a type for the preceding expression.
     end = ";" if _LINE_END.match(text, access.end) is not None else ""

@@ -120,7 +120,8 @@ def summary(
     """
     Return a table of the probepoints in the order of their definitions, and of the definitions without any.
 
-    It fits into ``width`` columns if possible.
+    ``counts`` are those of the session's probepoints. The table fits into ``width`` columns if possible; None: no
+    limit.
     """
     rows, explain = options.rows, options.explain
     probes = session.probes
@@ -169,7 +170,7 @@ def _cut(lines: Sequence[_Line], rows: int) -> list[_Line]:
 
 
 def _left_out_rows(lines: Sequence[_Line], shown: Sequence[_Line]) -> Iterator[str]:
-    """Iterate over lines about the rows that the table omits."""
+    """Iterate over lines about the rows of ``lines`` that are not in ``shown``: their number, and how many had hits."""
     hits = sum(count.hits for _, _, count in lines) - sum(count.hits for _, _, count in shown)
     idle = sum(not count.hits for _, _, count in lines) - sum(not count.hits for _, _, count in shown)
     if busy := len(lines) - len(shown) - idle:
@@ -180,7 +181,7 @@ def _left_out_rows(lines: Sequence[_Line], shown: Sequence[_Line]) -> Iterator[s
 
 
 def _unhit(count: int, files: str = "") -> str:
-    """Return the phrase for a number of probepoints without a hit."""
+    """Return the phrase for ``count`` probepoints without a hit; ``files`` is the text with their files, or empty."""
     place = f" in {files}" if files else ""
     return f"{count} probepoints{place} that were not hit" if count > 1 else f"1 probepoint{place} that was not hit"
 
@@ -213,7 +214,11 @@ _Line = tuple[int, str, Counts]
 
 
 def _lines(used: Iterable[tuple[Probepoint, Counts]], missing: Iterable[int], *, with_paths: bool) -> list[_Line]:
-    """Return definition, place and counts of each probepoint, and of the definitions without any."""
+    """
+    Return the index of the definition, place and counts of each probepoint in ``used``, sorted by definition.
+
+    ``missing`` are indices of definitions without a probepoint; ``with_paths`` adds file names to the places.
+    """
     lines = [
         (probe.number, f"{place_of(probe)} in {probe.path}" if with_paths else place_of(probe), count)
         for probe, count in used
@@ -294,13 +299,13 @@ def _width(text: str) -> int:
 
 
 def faulted_runs(counts: Counts, place: str) -> str:
-    """Return the remark about handler runs without a record because of a fault."""
+    """Return the remark about handler runs of a probepoint whose instruction faulted, so that no record was kept."""
     runs = f"{counts.faulted} handler run{'s' if counts.faulted > 1 else ''}"
     return f"{runs} at {place} left no record, because the instruction faulted"
 
 
 def neighbour_writes(counts: Counts, place: str) -> str:
-    """Return the remark about writes that stopped a thread without a hit."""
+    """Return the remark about writes to the page of a watchpoint that stopped the threads without a hit."""
     writes = f"{counts.neighbours} write{'s' if counts.neighbours > 1 else ''}"
     return f"{writes} to the pages of {place} did not touch it, and stopped all threads (neighbours)"
 
@@ -431,7 +436,11 @@ def _on_functions(probes: Sequence[Probepoint], scope: Scope, mapped: Mapping[st
 
 
 def _in_others(functions: Sequence[tuple[str, str]], loaded: Sequence[Path]) -> Iterator[str]:
-    """Yield advice about functions that are defined in other files as well."""
+    """
+    Yield advice about functions that other files define as well.
+
+    ``functions`` are pairs of path and name; ``loaded`` are the files that processes of the run have mapped.
+    """
     from dprobes.target.probed_module import providers_of
 
     names_in: dict[tuple[Path, ...], list[str]] = {}

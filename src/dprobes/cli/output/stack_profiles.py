@@ -150,7 +150,11 @@ def _write(target: str, data: bytes) -> None:
 
 
 def _read(path: Path, weight: str | None) -> StackProfile:
-    """Return the profile in a file: folded stacks, or those of the records of a trace file."""
+    """
+    Return the profile in a file of folded stacks, or of the records of a trace file.
+
+    ``weight`` is the field with the weights of records, None to count them.
+    """
     if is_trace_name(path.name):
         from dprobes.trace.trace_reader import TraceReader
 

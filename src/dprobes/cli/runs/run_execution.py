@@ -229,7 +229,11 @@ class _LineFace(run_steps.Face[int]):
         )
 
     def _with_templates(self, loaded: CompiledProgram) -> CompiledProgram:
-        """Return the program with the templates of the options; without any, print the errors in its own templates."""
+        """
+        Return the program with the templates of ``--templates`` or of an example.
+
+        Without any, return it unchanged, and print errors in its own templates.
+        """
         given = self._given
         if (directory := _templates_of(given)) is not None:
             return loaded.with_templates(directory)
@@ -286,7 +290,7 @@ class _LineFace(run_steps.Face[int]):
             self._blocks.begin()
 
     def follow(self, planned: RunPlan, attachment: Attachment) -> int:
-        """Show records and messages until the end, and return the exit status."""
+        """Print records and messages until the attachment ends, and return the exit status."""
         self._stack.callback(attachment.close)
         from dprobes.cli.output.run_summary import SummaryOptions
         from dprobes.cli.runs.run_follower import Run

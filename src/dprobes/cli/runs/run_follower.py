@@ -221,7 +221,11 @@ class Run:
         self._time.await_beginning()
 
     def end_command(self, finished: Finished | None) -> Finished | None:
-        """Terminate a command that is still running, and return the end of the run (None: none) with its status."""
+        """
+        Send SIGTERM to a launched command that still runs, and return ``finished`` with its exit status.
+
+        None as ``finished``, an interrupted run, is returned unchanged.
+        """
         if finished is None or finished.exit_status is not None or not self._argv:
             return finished
         status = self._attachment.end_command()

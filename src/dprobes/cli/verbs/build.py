@@ -230,7 +230,11 @@ def _rpn_source(
     files_of: Callable[[Sequence[Path]], ModuleFiles | None],
     modules: Sequence[Path],
 ) -> str:
-    """Return a program as RPN source; for DProbes C its lines are comments."""
+    """
+    Return a program as RPN source; a source in DProbes C is compiled, and its lines become comments.
+
+    ``files_of`` returns the finder of modules' files, in which ``modules`` come first.
+    """
     if not is_c(program):
         from dprobes.rpn.program_text import print_program
 

@@ -118,7 +118,7 @@ def insertion_from(options: dict[str, Any], arguments: tuple[str, ...]) -> Vanta
 
 
 def _log_format(options: dict[str, Any], ppdf: bytes) -> str:
-    """Return the format of log targets; for the original's command lines that of the original."""
+    """Return the format of records for log targets, by default that of the original for its command lines."""
     if options["unformatted"]:
         return "dprobes"
     if not options["is_original"]:
@@ -129,7 +129,11 @@ def _log_format(options: dict[str, Any], ppdf: bytes) -> str:
 
 
 def insert(ppdf: bytes, vantage: Vantage, options: dict[str, Any], **more: Any) -> int:
-    """Send a compiled program to the manager for insertion, and print the result."""
+    """
+    Send a PPDF to the manager for insertion with ``options``, print the result, and return the exit status.
+
+    ``vantage`` has the processes and the engine. ``more`` are further arguments of ``ManagerClient.insert``.
+    """
     targets = [absolute_target(target) for target in options["targets"]]
     if options["merges"] and options["replaces"]:
         raise click.UsageError("give one of --merge and --replace")
@@ -189,7 +193,11 @@ def _printed_items(ppdf: bytes) -> Item:
 
 
 def _report(result: manager_messages.Insertion, *, as_json: bool, verbose: bool, program: str | None) -> int:
-    """Print the inserted program, before the optional ``program`` is executed; return the exit status."""
+    """
+    Print the result of an insertion, with ``as_json`` the manager's reply; return the exit status.
+
+    ``program`` is the name of the command that is executed afterwards, None without one.
+    """
     inserted = result.program
     note_engine(inserted.engine, result.reason, verbose=verbose)
     probes = inserted.probepoints

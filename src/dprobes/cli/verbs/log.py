@@ -65,7 +65,8 @@ def parse_time(text: str, *, now: int, bounds: Anchor = None) -> int:
     """
     Return a time in nanoseconds since 1970; raise ``ValueError`` if ``text`` is invalid.
 
-    ``10m`` is ten minutes before ``now``. A time without a zone is local, one without a date is of today.
+    ``10m`` is ten minutes before ``now``. ``bounds`` are the times called "start" and "end", None for ``now``. A time
+    without a zone is local, one without a date is of today.
     """
     text = text.strip()
     if re.fullmatch(_SPAN, text):
@@ -269,7 +270,11 @@ def _paths(files: Sequence[Path], *, follow: bool) -> list[Path]:
 
 
 def _followers(paths: Sequence[Path], on_damage: Callable[[Damage], None] | None) -> list[TraceFollower]:
-    """Return followers of the files; an older part that is named itself is not read by the follower of its trace."""
+    """
+    Return followers of trace files; ``on_damage`` is called for skipped bytes.
+
+    A follower also reads the older part of its file, unless that is named in ``paths`` itself.
+    """
     return [TraceFollower(path, with_older=older_part(path) not in paths, on_damage=on_damage) for path in paths]
 
 
@@ -314,7 +319,11 @@ def _bounds(paths: Sequence[Path], *, skip_damaged: bool) -> tuple[int, int] | N
 def _found(
     selection: Selection, followers: Sequence[TraceFollower], tail: int | None
 ) -> Iterator[TraceRecord | LostRecords]:
-    """Iterate over the existing records, merged by time if there are several files."""
+    """
+    Iterate over the selected existing records, merged by time if there are several files.
+
+    ``tail`` is the number of records to return from the end; None means all.
+    """
 
     def of(follower: TraceFollower) -> Iterable[TraceRecord | LostRecords]:
         found = _warned(follower.poll())

@@ -160,7 +160,7 @@ def _with_place(connection: duckdb.DuckDBPyConnection, query: str, error: duckdb
 
 
 def _checked(connection: duckdb.DuckDBPyConnection, query: str) -> duckdb.Statement:
-    """Return the statement of a query; raise ``SourceError`` if it does more than read."""
+    """Return the parsed statement of a query; raise ``SourceError`` unless it is a single statement that only reads."""
     import duckdb
 
     statements = connection.extract_statements(query)

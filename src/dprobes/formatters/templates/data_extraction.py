@@ -253,7 +253,11 @@ class _Reader:
         return Taken(str(ip_address(body)), missing)
 
     def _in_order(self, head: ItemHead, body: bytes) -> bytes:
-        """Return the bytes of a string; in a string logged as words, the first byte of each is in the low bits."""
+        """
+        Return the bytes of a string in the order of its characters.
+
+        In a string that was logged as words, the first byte of each word is in the low bits.
+        """
         if head.token is not Token.STACK_COUNT or self._order == "little":
             return body
         size = self._word_size
@@ -461,7 +465,11 @@ def fields_of(template: Template, word_size: int) -> tuple[Field, ...]:
 
 
 def unique_name(name: str, taken: set[str], *, joint: str = "_", fold: Callable[[str], str] = str) -> str:
-    """Return a name, with a number appended if it is ``taken``, and add it; names are compared after ``fold``."""
+    """
+    Return ``name`` with the first number that makes it unique, and add the result to ``taken``.
+
+    ``joint`` separates name and number. Names are compared after ``fold``, such as ``str.lower``.
+    """
     found, number = name, 2
     while fold(found) in taken:
         found, number = f"{name}{joint}{number}", number + 1

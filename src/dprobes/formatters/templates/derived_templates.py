@@ -260,7 +260,11 @@ def _pushed(instruction: Instruction, popped: list[str], count: int) -> list[str
 
 
 def _name_of(syntax: str, operand: Operand, popped: Sequence[str]) -> str | None:
-    """Return the name of a pushed value; None if it follows from the popped cells alone, or is unknown."""
+    """
+    Return the name of the value that an instruction pushes, such as ``lv0`` or ``rdi``.
+
+    ``popped`` are the names of the popped cells. None means that the name follows from these alone, or is unknown.
+    """
     match syntax.split(" ")[:2], operand:
         case ["push", "mem," | "phys,"], _:
             return _content(popped[0])

@@ -223,7 +223,7 @@ class _Written(NamedTuple):
 
 
 def _after_field(reader: _Reader, start: int) -> Part:
-    """Return the part for a placeholder whose percent sign and optional name were read."""
+    """Return the part for a placeholder, after its percent sign at ``start`` and its optional name were read."""
     first = reader.position
     is_item = reader.takes("*")
     width_at = reader.position
@@ -262,7 +262,11 @@ def _after_field(reader: _Reader, start: int) -> Part:
 
 
 def _whole_item(reader: _Reader, conversion: Conversion, written: _Written) -> Placeholder:
-    """Return the placeholder of a conversion that takes a whole item, and almost no options."""
+    """
+    Return the placeholder of a conversion that prints a whole self-describing item, and has almost no options.
+
+    ``written`` are the options before the letter.
+    """
     start, is_item, width, precision = written.start, written.is_item, written.width, written.precision
     if conversion is Conversion.NETWORK:
         if not is_item or written.has_size or precision is not None:
@@ -280,7 +284,7 @@ def _whole_item(reader: _Reader, conversion: Conversion, written: _Written) -> P
 
 
 def _value(reader: _Reader, conversion: Conversion, written: _Written) -> Placeholder:
-    """Return the placeholder of a number or a string whose letter was read."""
+    """Return the placeholder of a number or a string, whose letter was read; ``written`` are the options before it."""
     width, precision = written.width, written.precision
     is_errno = conversion is Conversion.ERROR  # its '#' prints -1 as a number
     flag = _flag_of_numbers(replace(width, has_prefix=False) if is_errno else width)
