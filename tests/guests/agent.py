@@ -67,19 +67,19 @@ _IMPORTED = (
     *("dprobes.target.code", "dprobes.target.elf", "dprobes.target.kernel", "iced_x86"),
     *("dprobes.target.readable_names", "dprobes.target.code_names", "dprobes.target.module_symbols"),
 )
-"""What most tests need; of a package, all that is in it."""
+"""The modules that most tests need; all modules of a package are imported."""
 
 _SEEN = (
     *("/proc/mounts", "/sys/kernel/debug/kprobes/list"),
     *(f"/sys/kernel/tracing/{name}" for name in ("kprobe_events", "uprobe_events", "enabled_functions")),
 )
-"""The files that show what a process changes in the kernel for others."""
+"""The files that show changes that a process makes to the kernel for all processes."""
 _WRITTEN = ("/tmp", "/run", "/root")
-"""The directories that a test writes to, and that ``reset`` clears."""
+"""The directories in which tests write files, which ``reset`` removes."""
 
 _CHUNK = 1 << 16
 _RESULT = 3
-"""The descriptor that the result of a function is written to."""
+"""The descriptor to which the result of a called function is written."""
 
 # include/uapi/linux/sockios.h and if.h
 _SIOCGIFFLAGS, _SIOCSIFFLAGS = 0x8913, 0x8914

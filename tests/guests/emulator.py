@@ -34,7 +34,7 @@ __all__ = ["BOOT_TIMEOUT", "PATIENCE", "Emulator", "GuestError", "Machine", "Sna
 QEMU = "qemu-system-x86_64"
 PATIENCE = int(os.environ.get("DPROBES_TEST_PATIENCE", "1"))
 BOOT_TIMEOUT = 150 * PATIENCE
-"""Seconds on a machine that is busy with other things; else some."""
+"""The maximum duration of a boot in seconds; on a busy machine it takes much longer than on an idle one."""
 
 _COMMAND_LINE = (
     "console=ttyS0 panic=-1 oops=panic quiet no_timer_check cryptomgr.notests rcupdate.rcu_expedited=1 rdinit=/init"

@@ -35,7 +35,7 @@ KERNELS = {
     "6.1": ("linux-image-cloud-amd64",),
     "6.12": ("linux-image-6.12-cloud-amd64", "linux-image-cloud-amd64"),
 }
-"""The series that tests ask for, and the metapackages that may lead to an image of it: Debian 12's, or Debian 13's."""
+"""The series of kernels for tests, and the metapackages of Debian 12 or 13 that may depend on an image of each."""
 
 BUILT = "6.12-override"
 """

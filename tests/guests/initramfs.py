@@ -42,13 +42,13 @@ _PROGRAMS = (
     *("nm", "objdump", "readelf"),
 )
 _UNUSED = 3600
-"""Seconds after which an archive of other files is taken away; another checkout may be about to use it."""
+"""Age in seconds from which archives of other files are removed; another checkout may still use newer ones."""
 
 _INIT = "#!{python} -B\nimport sys\nsys.path[:0] = {path}\nfrom guests.agent import main\nmain({modules})\n"
 _LINE_MODULES = ("virtio_pci", "virtio_console")
-"""What the line to the agent needs, where it is not built in."""
+"""The modules for the connection to the agent, unless they are built into the kernel."""
 _MERGED = ("bin", "lib", "lib64", "sbin")
-"""Directories that are links into /usr."""
+"""Directories that are symbolic links to directories in /usr."""
 _PATH = "/usr/bin:/usr/sbin:/bin:/sbin"
 
 _I386_LIBRARIES = "/usr/i686-linux-gnu/lib"
@@ -179,7 +179,7 @@ def libraries_of(objects: Iterable[Path]) -> list[str]:
 
 
 _KINDS = (".py", ".pyc", ".case", ".c", ".rpn", ".dpc", ".h", ".txt", ".fmt", ".lst")
-"""The endings of the files of this checkout that tests in a guest read."""
+"""The name suffixes of the files of this checkout that tests in a guest read."""
 
 
 def _source_files() -> dict[str, Path | bytes]:

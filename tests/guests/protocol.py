@@ -58,7 +58,7 @@ class Task:
 
     what: Command | Call | tuple[str, ...]
     input: bytes | None = b""
-    """Standard input; None is a pipe that the test writes to."""
+    """Standard input; None is a pipe to which the test writes."""
     environment: dict[str, str] = field(default_factory=dict)
     directory: str = "/root"
     user: int = 0

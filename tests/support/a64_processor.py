@@ -36,13 +36,13 @@ _ARGUMENTS = GENERAL[:8]
 _RETURN = 30
 _STACK_SIZE = 1 << 16
 _SVC = 2
-"""The exception that SVC is, as the emulator numbers them (EXCP_SWI)."""
+"""The emulator's number of the exception that SVC raises (EXCP_SWI)."""
 _FAULTS = (unicorn.UC_ERR_READ_UNMAPPED, unicorn.UC_ERR_WRITE_UNMAPPED, unicorn.UC_ERR_READ_PROT,
            unicorn.UC_ERR_WRITE_PROT)  # fmt: skip
 _INSTRUCTIONS_MAX = 50_000_000
 
 CPU = 5
-"""Where code runs, as the kernel tells it."""
+"""The number of the CPU that getcpu(2) reports to the code."""
 
 _GETPID, _GETTID, _GETUID, _GETGID, _GETCPU, _PRCTL, _CLOCK_GETTIME, _TGKILL = 172, 178, 174, 176, 168, 167, 113, 131
 
@@ -66,7 +66,7 @@ class A64Processor:
         self._end = self._stack  # no code is there: a return to it ends a run
         self._targets: dict[int, int] = {}
         self.calls: list[int] = []
-        """The numbers of the system calls that were made."""
+        """The numbers of the executed system calls, in order."""
         self.signals: list[int] = []
         """The signals that code has sent."""
         self._uc.hook_add(unicorn.UC_HOOK_INTR, self._at_interrupt)

@@ -1,8 +1,8 @@
 r"""
-The ``.case`` files: what a case says, without how any back end runs it.
+The format of ``.case`` files, independent of the back ends that run them.
 
-A case is a text with sections, each starting with ``-- name`` on a line of its own; its value stands on the lines below
-it. ``//`` starts a comment in all sections but the texts of programs and diagnostics::
+A case is a text with sections, each starting with ``-- name`` on a line of its own; its value is on the lines below
+it. ``//`` starts a comment in all sections except the texts of programs and diagnostics::
 
     -- title
     A string is logged after token 1 and the length that it really has.
@@ -25,7 +25,7 @@ The processor: ``word`` (4, 8, or both as by default) and ``byte order`` (little
 ``architecture`` (names). These, ``hits`` (of the handler, default 1), ``allow write``, ``end``, ``major`` and ``minor``
 have their value on the line of their name.
 
-The world, in ``context``, a line each::
+The simulated context, in the section ``context``, on one line each::
 
     reg NAME = N             user NAME = N            mem A = items            ro A = items     (read-only)
     lv = N ...               gv = N ...               cv = N ...               tv = N ...
@@ -41,14 +41,14 @@ The world, in ``context``, a line each::
 Expectations: ``log``, ``trace`` (items); ``stack`` (cells, the top first), ``lv``, ``gv``, ``cv``, ``tv`` (numbers);
 ``registers`` (lines ``NAME = N``); ``memory`` (lines ``A = items``); ``ports`` (lines ``PORT BYTES = N``, the writes in
 order); ``tables`` (the lines that show them); ``extensions`` (names, ``all`` for a bare callk); ``end`` (exit, abort,
-remove, exit 1, skip 0x5 ..., with ``cut`` behind it where the log had no room for all); ``major``; ``minor``;
-``diagnostics`` (all of them, literally). What no section speaks of is not compared, except: a case without
-``diagnostics`` has no error, and without ``end`` ends by ``exit``. A 4 or 8
-behind the name of an expectation or of ``context`` makes it hold for words of so many bytes only.
+remove, exit 1, skip 0x5 ..., followed by ``cut`` if the log buffer had no room for all); ``major``; ``minor``;
+``diagnostics`` (all of them, literally). Properties without a section are not compared, with two exceptions: a case
+without ``diagnostics`` has no error, and a case without ``end`` ends by ``exit``. A 4 or 8 after the name of an
+expectation or of ``context`` restricts it to words of that number of bytes.
 
-Items are bytes in hexadecimal (``41 42``), texts (``"AB"``), and numbers in the target's byte order: ``w:1`` in a word,
-``h:1`` in 2 bytes, ``d:1`` in 4, ``q:1`` in 8; ``o:name`` is, in a word, the offset of a label or procedure in the
-encoded program. ``x3`` behind an item repeats it.
+Items are bytes in hexadecimal (``41 42``), strings (``"AB"``), and numbers in the byte order of the target: ``w:1`` in
+a word, ``h:1`` in 2 bytes, ``d:1`` in 4, ``q:1`` in 8; ``o:name`` is, in a word, the offset of a label or procedure in
+the encoded program. ``x3`` after an item repeats it.
 """
 
 from __future__ import annotations

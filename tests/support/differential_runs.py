@@ -48,10 +48,10 @@ __all__ = [
 ]
 
 ANOTHER = 1_000_000_000
-"""Added to the seed of a program that cannot be compared in this process."""
+"""The number added to the seed of a program that cannot be compared in this process, for another attempt."""
 
 RETURN_STACK = 0x1F00
-"""Where the stack of a function that returns is, in memory that ``random_context`` maps."""
+"""The stack address at a return, in memory that ``random_context`` maps."""
 
 HERE = Stage()
 
@@ -234,7 +234,7 @@ def compared(
 
 
 def _seen(outcome: Outcome) -> Outcome:
-    """Return an outcome without what nobody sees: the codes of a hit that leaves no record."""
+    """Return an outcome without the major and minor code if the hit leaves no record, where they are not visible."""
     return outcome._replace(major=0, minor=0) if outcome.ending is Ending.ABORT else outcome
 
 

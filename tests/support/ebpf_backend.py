@@ -68,11 +68,11 @@ __all__ = ["EbpfRunner", "FinalState", "RejectedError", "Stage", "obstacle"]
 
 _REGISTERS_SIZE, _EVENT_SIZE, _EVENT_ADDRESS = 168, 184, 176
 _PROBES, _PROBE = 4, 2
-"""How many entries the probe table has, and which one is the probepoint's."""
+"""The number of entries of the probe table, and the index of the probepoint."""
 
 
 COUNTERS_KEPT = tuple(range(4))
-"""The counters that are kept of the entry of a call."""
+"""The performance counters whose values are stored at the entry of a call."""
 
 
 class RejectedError(AssertionError):
@@ -513,14 +513,14 @@ class EbpfRunner:
 
 _NOT_RUN = 0xFFFF_FFFF
 _LEFT_BEHIND = b"\xa5"
-"""What the state is full of before a hit, for that of other hits: nobody may see it."""
+"""The byte that fills the state before a hit, as earlier hits leave values in it; no handler may read it."""
 
 
 class Stage:
     """A back end of comparisons with the interpreter: eBPF, in a context that is completely simulated."""
 
     process = "self"
-    """The process that has the memory, as /proc calls it."""
+    """The name in /proc of the process that has the memory."""
     runner: Callable[..., EbpfRunner] = EbpfRunner
 
     def offered(self) -> Abilities:

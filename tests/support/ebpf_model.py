@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["REGISTERS", "check_atomics", "check_calculations", "check_comparisons"]
 
 REGISTERS = range(10)
-"""The eBPF registers that a piece may change."""
+"""The eBPF registers that a translated sequence of instructions may change."""
 
 
 class MakePieces(Protocol):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["pieces"]
 
 _BLOCK = Gpr.R12
-"""The register that leads to the values: eBPF has no use for it, and keeps it."""
+"""The register with the address of the values: the JIT uses it for no eBPF register, and preserves it."""
 
 
 def pieces(codes: Sequence[Sequence[Insn]], *_memory: tuple[int, int]) -> list[Callable[[Sequence[int]], list[int]]]:

@@ -32,14 +32,14 @@ __all__ = ["ForkedPopen", "Server"]
 
 _PREFIX = (sys.executable, "-m", "dprobes")
 _LEFT_OUT = ("dprobes.__main__", "dprobes.cli.languageserver", "dprobes.manager.__main__")
-"""Modules that are imported later, if they are: programs, and what needs large packages of others."""
+"""Modules that the server does not import: programs, and modules that need large packages of others."""
 
 _HEADER = struct.Struct("=I")
 _PID = struct.Struct("=i")
 _STATUS = struct.Struct("=i")
 
 _INTERPRETERS = ("PYTHON", "LC_", "LANG", "LD_", "MALLOC_", "GLIBC_")
-"""How variables begin that the interpreter or the dynamic linker reads at its start."""
+"""Prefixes of the variables that the interpreter or the dynamic linker reads at its start."""
 
 _REFUSED = {
     "executable": None,
@@ -54,7 +54,7 @@ _REFUSED = {
     "umask": -1,
     "process_group": -1,
 }
-"""Parameters of ``subprocess.Popen`` that an exec must serve if they have another value."""
+"""Parameters of ``subprocess.Popen`` with the only values that the server supports."""
 
 
 def _read(descriptor: int, size: int) -> bytes:

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 __all__ = ["Place", "accepted", "all_places", "places_in", "random_places", "source_of"]
 
 _IN_A_FUNCTION = 4
-"""How many places a random choice takes from one function at most."""
+"""The maximum number of places in one function in a random choice."""
 
 _NEVER = frozenset((
     Mnemonic.INVALID, Mnemonic.INT, Mnemonic.INT1, Mnemonic.INT3, Mnemonic.INTO, Mnemonic.WAIT, Mnemonic.NOP,
     Mnemonic.UD2, Mnemonic.HLT,
 ))  # fmt: skip
-"""Instructions that carry no probe with any engine, and what lies between functions."""
+"""Instructions that no engine can probe, and the padding between functions."""
 
 _ENDS = frozenset((Mnemonic.INVALID, Mnemonic.UD2))
 _ERROR = re.compile(r"\.rpn:(\d+):\d+: error: ", re.MULTILINE)

@@ -44,13 +44,13 @@ _MORE = {
     "check_initial_reg_state_32": ("-Wl,-ereal_start", "-static"),
     "check_initial_reg_state_64": ("-Wl,-ereal_start", "-static"),
 }
-"""What the Makefile gives these besides."""
+"""Further source files with which the Makefile builds these."""
 
 _OWN = {"check_initial_reg_state": ("real_start", "main")}
-"""The functions of those that are linked statically: all else is the C library's."""
+"""The functions of the statically linked selftests that are not the C library's."""
 
 _OTHER_MODE = ("get_regs64", "poison_regs64", "call64_from_32", "call32_from_64")
-"""Functions with code for the other word size, which nothing but the sources says."""
+"""Functions with code for the other word size, according to the sources."""
 
 _NUMBER = re.compile(r"\b(?:0x)+[0-9a-f]+\b|\b[0-9a-f]{6,}\b|(?<=NR = )\d+|\d+\.\d+|(?<=CPU )\d+", re.IGNORECASE)
 

@@ -53,11 +53,11 @@ NATIVE = Abilities(
     verified=False,
     polled=True,
 )
-"""What handlers are compiled with; how a function is skipped is made up (``ebpf_world.host_of``)."""
+"""The abilities with which handlers are compiled; skipping a function is simulated (``ebpf_world.host_of``)."""
 
 _REGION_SIZE = 16 << 20
 _ROOM = 1 << 20
-"""Bytes of address space for the code of one program: its routines, and a handler behind them."""
+"""Bytes of address space for the code of one program: its routines, then a handler."""
 
 
 class NativeRunner(EbpfRunner):

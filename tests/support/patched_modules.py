@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["MODULES", "address_space", "code_of", "entries", "instructions", "mappings_around", "module_of"]
 
 MODULES = ("libc.so.6", "libcrypto.so.3", "libsqlite3.so.0", "python3")
-"""What plans are made for: two libraries with hand-written code, one without, and a program for fixed addresses."""
+"""The planned modules: two libraries with hand-written code, one without, and a program linked to fixed addresses."""
 
 LIBRARY_AT, PROGRAM_AT = 0x7F3A_1C20_0000, 0x5581_6D40_0000
 _LIBRARIES = 60

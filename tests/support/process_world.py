@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 __all__ = ["ITEMS", "STACK_PAGES", "STACK_TOP", "Scene", "World", "unused_stack"]
 
 ITEMS = Item.MAJOR | Item.MINOR | Item.CPU | Item.PID | Item.UID | Item.IP | Item.SP | Item.TID | Item.PROCESS_NAME
-"""What records carry."""
+"""The header items of records."""
 
 STACK, STACK_TOP = 0x10000, 0x11800
-"""Where the stack of a hit is: what engines use of it must be there, and nobody looks below its red zone."""
+"""The stack of a hit: start of its memory, and stack pointer; memory below the red zone is not compared."""
 
 RED_ZONE = 128
 STACK_PAGES = (STACK // PAGE, STACK // PAGE + 1)

@@ -44,13 +44,13 @@ if TYPE_CHECKING:
 __all__ = ["SYMBOLS", "TABLES", "VARIABLES", "RandomPrograms", "random_context"]
 
 VARIABLES = 4
-"""How many variables of each kind a program has."""
+"""The number of variables of each kind in a program."""
 
 SYMBOLS = ("data", "table", "Buffer.cold", "operator new[]")
 _FIELDS = ("missing", "prev_pid", "next.comm")
-"""Fields of a tracepoint; the first one is not there."""
+"""Fields of a tracepoint; the first one does not exist."""
 _TEXTS = ("", "text", "te", "random-program", "random-program-s", 'a "quoted" \\ one', "längeres, // kein Kommentar")
-"""Texts that memory and process names are compared with."""
+"""Strings with which memory and process names are compared."""
 TABLES = (
     Table("hits", TableKind.COUNT, (Key(KeyKind.WORD), Key(KeyKind.STRING, 11)), room=3),
     Table("sums", TableKind.SUM, (Key(KeyKind.ADDRESS), Key(KeyKind.COMM)), room=5),
@@ -68,10 +68,10 @@ TABLES = (
     Table("frames", TableKind.LAST, (Key(KeyKind.FRAMES, 2),), room=4, value=Key(KeyKind.COMM)),
     Table("stacks", TableKind.COUNT, (Key(KeyKind.USER_FRAMES, 2),), room=4),
 )
-"""The tables of a program."""
+"""The keyed tables of a program."""
 
 _ARGUMENTS = ("-4@%eax", "1@%bh", "8@$-5", "-2@(%ebx,%ecx,4)", "4@data+4", "8f@%xmm0", "-8@4(%esi)", "1@0x1000")
-"""Those of a USDT probe, for i386; the names of x86-64's address registers begin with another letter."""
+"""Arguments of a USDT probe for i386; for x86-64 the address registers are renamed."""
 _LITTLE = ("log <count>", "log b, <count>", "log w, <count>", "log d, <count>", "dup <times>", "ros <cells>")
 
 

@@ -22,7 +22,7 @@ NATURES = {
     "newer kernel": "this kernel has no longer what is tested",
     "older kernel": "the kernel of a guest is too old for what is tested, or was built without it",
 }
-"""What no installation changes: reasons of this kind are written ``processor: ...``."""
+"""Properties that no installation changes; the reasons of such skips begin with a key, as in ``processor: ...``."""
 
 
 def required_words(environment: Mapping[str, str] = os.environ) -> frozenset[str]:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["GLOBALS", "Agreement"]
 
 GLOBALS = 16
-"""How many global variables programs may have."""
+"""The maximum number of global variables of a program."""
 
 
 @dataclass

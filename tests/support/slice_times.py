@@ -29,7 +29,7 @@ SLICES = (
     ("tests/integration/*", "runs"),
     ("tests/kernel/*", "guests"),
 )
-"""Files, and the slice they belong to; the first row that fits."""
+"""Patterns of test files with the slice of each; the first match applies."""
 
 _SHOWN_FILES = 40
 

@@ -112,7 +112,7 @@ _STRICT: dict[Rule, Callable[[Machine], None]] = {
     RULES["push sbp"]: _push_relative("sbp"),
     RULES["push tsp"]: _push_relative("tsp"),
 }
-"""What takes the place of rules behind which something is not specified: bytes are others than the usual ones."""
+"""Replacements of rules that leave something unspecified: they write other bytes than the interpreter."""
 
 
 class Forgetting(Steps):
