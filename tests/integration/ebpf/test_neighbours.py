@@ -97,7 +97,8 @@ def test_the_tracer_finds_the_breakpoint_of_the_kernel(build: Builder, run: Runn
     path = build("torture.c")
     with running(path, 600, 1) as target:
         await_line(target)
-        client, output = run.start(EMULATED.format(path=path), [], HOT, umask=0o022)  # executed: it is known by its name
+        # With a umask it is executed, not forked (``forked_starts``): others know a dprobes by its command line.
+        client, output = run.start(EMULATED.format(path=path), [], HOT, umask=0o022)
         await_attached(client)
         await_breakpoint(target.pid, path, "emulated")
         other = run.start(EMULATED.format(path=path), ["-p", str(target.pid), "--no-follow"], ["--engine", "ptrace"])
