@@ -35,7 +35,7 @@ def spaced(number: int) -> str:
 
 READING = Limits()
 DOCUMENTED = [
-    ("how-to/choose-an-engine.md", f"more than {spaced(MANY_BREAKPOINTS)} breakpoints there"),
+    ("how-to/choose-an-engine.md", f"more than {spaced(MANY_BREAKPOINTS)} breakpoints in other"),
     ("reference/engines.md", f"the limit is {DEFAULT_OVERHEAD:.0f} % for runs in all processes and in the kernel"),
     ("reference/probepoints.md", f"{spaced(ENTRIES_MAX)} open calls are kept"),
     ("reference/probepoints.md", f"innermost first, at most N ({KERNEL_FRAMES_MAX} without N)."),
