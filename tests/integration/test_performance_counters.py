@@ -7,16 +7,16 @@ import os
 import subprocess
 import sys
 from collections import defaultdict
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
 import dprobes
 from dprobes.platform.linux.perf_calls import open_counter
+from integration.support import as_nobody, nobody_python
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from integration.support import Builder
 
 DPROBES = (sys.executable, "-m", "dprobes")
@@ -26,7 +26,7 @@ SWITCH = 50_000
 
 
 class Reading(NamedTuple):
-    """What the program reads of a thread beside a call: nanoseconds, and numbers of faults and switches."""
+    """Times in nanoseconds and numbers of faults and switches that a thread reads about itself."""
 
     cpu: int
     wall: int
@@ -110,17 +110,19 @@ def test_events_of_cpus_count_for_the_thread_that_runs(build: Builder, monkeypat
             assert next_cycles - cycles == pytest.approx(next_clock - clock, rel=0.5, abs=5e6)
 
 
-def refusal(engine: str, counter: str, program: Path) -> str:
+def refusal(engine: str, counter: str, program: Path, status: int, python: str = sys.executable, **popen: Any) -> str:
     text = f'"{program}":meter {{ printf("%lu\\n", pmc("{counter}")); }}'
-    command = [*DPROBES, "run", "--engine", engine, "-e", text, "-c", str(program)]
-    result = subprocess.run(command, check=False, capture_output=True, text=True)
-    assert result.returncode in (1, 2)  # an error of the machine, or of the program
+    command = [python, "-m", "dprobes", "run", "--engine", engine, "-e", text, "-c", str(program)]
+    result: subprocess.CompletedProcess[str] = subprocess.run(
+        command, check=False, capture_output=True, text=True, **popen
+    )
+    assert result.returncode == status
     return result.stderr
 
 
 def test_ptrace_counts_no_context_switches(build: Builder) -> None:
     assert "'push pmc, context-switches' needs counting context switches, which the ptrace engine lacks" in refusal(
-        "ptrace", "context-switches", build("metered.c", "-g", "-O1", "-pthread")
+        "ptrace", "context-switches", build("metered.c", "-g", "-O1", "-pthread"), 2
     )
 
 
@@ -129,11 +131,29 @@ def test_a_counter_that_the_machine_does_not_have_is_refused(build: Builder, eng
     try:
         os.close(open_counter(0, 0, tid=0))
     except OSError:
-        said = refusal(engine, "cycles", build("metered.c", "-g", "-O1", "-pthread"))
+        said = refusal(engine, "cycles", build("metered.c", "-g", "-O1", "-pthread"), 1)
     else:
         pytest.skip("this machine has a PMU")
     assert said == (
         "dprobes: error: the counter 'cycles' cannot be read: the processor shows no such counter (PMU)\n"
         "hint: virtual machines often hide the processor's counters; those of the kernel are task-clock, page-faults, "
         "context-switches, cpu-migrations, minor-faults, major-faults\n"
+    )
+
+
+PARANOID = Path("/proc/sys/kernel/perf_event_paranoid")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_user_without_the_right_to_count_learns_what_to_allow(
+    build: Builder, nobody_environment: dict[str, str]
+) -> None:
+    level = PARANOID.read_text().strip()
+    if int(level) < 2:
+        pytest.skip(f"kernel.perf_event_paranoid is {level}: every user may count in the kernel")
+    program = build("metered.c", "-g", "-O1", "-pthread")
+    said = refusal("ptrace", "page-faults", program, 1, nobody_python(), env=nobody_environment, cwd="/", **as_nobody())
+    assert said == (
+        f"dprobes: error: the counter 'page-faults' cannot be read: kernel.perf_event_paranoid is {level}\n"
+        "hint: run dprobes as root, give it CAP_PERFMON, or set kernel.perf_event_paranoid to 1\n"
     )

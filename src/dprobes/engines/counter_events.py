@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.errors import NotSupportedError, PrivilegeError, reason_of
 from dprobes.platform.linux.perf_calls import open_counter, read_counter
-from dprobes.rpn.performance_counters import COUNTERS, Counter, CounterKind
+from dprobes.rpn.performance_counters import COUNTERS, Counter, CounterKind, counter_number
 from dprobes.rpn.program_needs import counters_read
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ _PARANOID = "/proc/sys/kernel/perf_event_paranoid"
 def check_counters(program: Program) -> None:
     """Raise ``EngineError`` if a program reads a counter that this machine does not have, or the user may not read."""
     for name in counters_read(program):
-        counter = next(each for each in COUNTERS if each.name == name)
+        counter = COUNTERS[counter_number(name)]
         try:
             os.close(open_counter(counter.kind, counter.config, tid=0))
         except OSError as error:

@@ -28,7 +28,6 @@ __all__ = [
     "entry_instructions",
     "entry_registers",
     "executed_instructions",
-    "logs_user_stacks",
     "makes_records",
     "needs_target",
     "record_majors",
@@ -106,14 +105,6 @@ def makes_records(program: Program) -> bool:
     handlers = (closed(definition.handler, ending) for definition in program.definitions)
     codes = (*handlers, *(procedure.code for procedure in program.procedures))
     return any(i.row.flow is Flow.END and i.row.syntax != "abort" for code in codes for i in code.instructions)
-
-
-def logs_user_stacks(program: Program) -> bool:
-    """Return whether a hit may write a user call stack to a record or a table."""
-    instructions = (i for code in program.bodies() for i in code.instructions)
-    return any(table.has_user_stack for table in program.tables) or any(
-        i.row.syntax.startswith("log ustack") for i in instructions
-    )
 
 
 def record_majors(program: Program) -> frozenset[int] | None:

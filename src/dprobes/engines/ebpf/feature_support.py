@@ -24,7 +24,7 @@ from dprobes.errors import TargetError, reason_of
 from dprobes.platform.linux.procfs import is_in_user_namespace, missing_privilege
 from dprobes.resolve.probepoints import Space, space_of
 from dprobes.rpn.performance_counters import counter_number
-from dprobes.rpn.program_needs import COUNTED, ELAPSED, ENTRY, counters_read, logs_user_stacks
+from dprobes.rpn.program_needs import COUNTED, ELAPSED, ENTRY, counters_read, takes_user_stacks
 from dprobes.target.btf import Kind
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def abilities_of(features: Features, program: Program) -> Abilities:
         overrides_returns=in_kernel
         and any(row.syntax == "skip" for row in rows),  # others are skipped by other engines
         nesting=_nesting_layout(features) if asks_for_entries else None,
-        stack=_stack_layout(features) if logs_user_stacks(program) else None,
+        stack=_stack_layout(features) if takes_user_stacks(program) else None,
         user=os.geteuid(),
         paging=None if in_kernel else _paging_layout(features),
         counters=_counter_layout(features, counters_read(program)),

@@ -6,6 +6,7 @@ A line is ``major file``; a file name contains no directory, so that it is porta
 
 from __future__ import annotations
 
+import os
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -177,7 +178,7 @@ def is_plain_name(name: str) -> bool:
     """
     return (
         "/" not in name and "\\" not in name and name not in (".", "..", DIRECTORY_FILE)
-        and name.isprintable() and not any(c.isspace() for c in name) and len(name) <= NAME_MAX
+        and name.isprintable() and not any(c.isspace() for c in name) and len(os.fsencode(name)) <= NAME_MAX
     )  # fmt: skip
 
 

@@ -241,6 +241,9 @@ def test_templates_of_a_file_for_another_major_are_not_taken() -> None:
         ("1 templates.lst\n",
          ("templates.lst:1:3: error: expected the name of a file without directories, found 'templates.lst'\n"
          "    1 templates.lst\n      ^~~~~~~~~~~~~\nhint: put the file beside 'templates.lst'")),
+        (f"1 {'é' * 128}\n",  # 256 bytes
+         (f"templates.lst:1:3: error: expected the name of a file without directories, found '{'é' * 128}'\n"
+         f"    1 {'é' * 128}\n      ^{'~' * 127}\nhint: put the file beside 'templates.lst'")),
         ("2 other.fmt\n",
          "templates.lst:1:3: error: there is no file 'other.fmt'\n    2 other.fmt\n      ^~~~~~~~~"),
     ],

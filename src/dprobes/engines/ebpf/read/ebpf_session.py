@@ -41,7 +41,7 @@ from dprobes.engines.engine_interface import (
 )
 from dprobes.errors import DprobesError, EngineError, TargetError
 from dprobes.resolve.probepoints import ProbeState
-from dprobes.rpn.program_needs import logs_user_stacks
+from dprobes.rpn.program_needs import takes_user_stacks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -285,7 +285,7 @@ class EbpfSession(Attachment):
         """Return the unwinder of user-space call stacks; None if no handler logs them."""
         maps = self._installed.maps.tables
         stores = maps.stores if maps is not None else {}
-        if not logs_user_stacks(self._program):
+        if not takes_user_stacks(self._program):
             return None
         from dprobes.engines.ebpf.read.user_stacks import UserStacks
 
