@@ -20,7 +20,7 @@ from dprobes.platform.x86.patches.patch_placer import Placer, Shared
 from dprobes.platform.x86.patches.patch_plans import Method, Refusal
 from dprobes.platform.x86.patches.trampoline_space import AddressSpace
 from dprobes.resolve.probepoints import ProbeState
-from dprobes.rpn.instruction_set import Group
+from dprobes.rpn.instruction_set import Group, OperandKind
 from dprobes.rpn.keyed_tables import KeyKind, TableKind, table_of
 from dprobes.rpn.program_needs import USER_STACKS, entry_instructions, executed_instructions
 from dprobes.rpn.rpn_program import calls_extensions
@@ -424,6 +424,8 @@ class Eligibility:
             if instruction.row.syntax in _DIVERTING and probe.at_return:
                 operand = "" if instruction.row.operand_kind is None else f" {instruction.operand}"
                 return f"its handler ends with '{instruction.row.operator}{operand}'"
+            if instruction.row.operand_kind is OperandKind.COUNTER:
+                return "its handler reads a performance counter, which needs a system call"
             if instruction.row.syntax in _NAMING or _has_names(instruction, self._program):
                 return "its handler reads the process name or the user id, which only the kernel knows"
         return self._obstacle_to_stacks(executed)

@@ -82,6 +82,8 @@ def test_most_handlers_can(program_file: Path) -> None:
 @pytest.mark.parametrize(
     ("header", "body", "reason"),
     [
+        ("", "offset = plain\npush pmc, page-faults\nlog 1\nexit",
+         "its handler reads a performance counter, which needs a system call"),
         ("", "offset = jumping\nreturn = yes\nexit",
          "its function has no return instruction, and is left by jumps only"),
         ("", "offset = plain\nreturn = yes\nexit 1", "its handler ends with 'exit 1'"),
