@@ -266,7 +266,8 @@ class RandomPrograms:
             case 3:
                 return Address(expression, random.choice((None, number)))
             case _:
-                return Sampler(random.randrange(1, 10_001))
+                counter = random.choice((None, "page-faults", "cycles"))
+                return Sampler(random.randrange(1, 10_001), counter)
 
     def _wild_code(self, procedures: list[str]) -> Code:
         random = self._random

@@ -19,7 +19,7 @@ from dprobes.diagnostics import Diagnostic, Diagnostics, Note
 from dprobes.errors import SourceError
 from dprobes.rpn.compilation_passes import parse_source
 from dprobes.rpn.instruction_set import OperandKind, rows_by_syntax
-from dprobes.rpn.rpn_program import quoted
+from dprobes.rpn.rpn_program import Sampler, quoted
 from dprobes.source_text import SourceFile, Span
 
 if TYPE_CHECKING:
@@ -304,7 +304,8 @@ class ProgramBuilder:
 
     def sample(
         self,
-        frequency: int,
+        number: int,
+        counter: str | None = None,
         *,
         minor: int | None = None,
         group: str | None = None,
@@ -315,12 +316,13 @@ class ProgramBuilder:
         heap: int | None = None,
     ) -> HandlerBuilder:
         """
-        Begin a probe definition that samples each CPU that executes the module, ``frequency`` times a second.
+        Begin a probe definition that samples each CPU that executes the module, ``number`` times a second.
 
-        The other arguments are the header statements of the same name.
+        With the name of a performance ``counter``, it samples at each ``number``-th event of it on a CPU. The other
+        arguments are the header statements of the same name.
         """
         return self._definition(
-            sampler=f"{frequency}hz",
+            sampler=str(Sampler(number, counter)),
             minor=minor,
             group=group,
             type=_names(type),

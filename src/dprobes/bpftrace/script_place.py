@@ -7,6 +7,8 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
+from dprobes.rpn.performance_counters import period_problem
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
@@ -60,8 +62,6 @@ LONG_NAMES = {
 """Long names of kinds of probes, by their short and new names."""
 
 _ABSENT = {
-    "software": "events of the kernel are not probepoints, except page faults and context switches",
-    "hardware": "counters of the processor are not probepoints",
     "rawtracepoint": "raw tracepoints are not probepoints",
     "iter": "iterators are not probepoints",
     "asyncwatchpoint": "watchpoints on arguments are not probepoints",
@@ -77,12 +77,21 @@ _CALLS = {
 }  # fmt: skip
 """System calls whose tracepoints have other names on x86-64 (arch/x86/entry/syscalls/syscall_64.tbl of the kernel)."""
 
-_FAULTS = (("exceptions", "page_fault_user"), ("exceptions", "page_fault_kernel"))
 _EVENTS = {
-    "page-faults": _FAULTS, "faults": _FAULTS,
-    "context-switches": (("sched", "sched_switch"),), "cs": (("sched", "sched_switch"),),
+    "page-faults": ("page-faults", 100), "faults": ("page-faults", 100), "minor-faults": ("minor-faults", 100),
+    "major-faults": ("major-faults", 1), "context-switches": ("context-switches", 1000),
+    "cs": ("context-switches", 1000), "cpu-migrations": ("cpu-migrations", 1), "task-clock": ("task-clock", 0),
+    "cpu-cycles": ("cycles", 1_000_000), "cycles": ("cycles", 1_000_000), "instructions": ("instructions", 1_000_000),
+    "cache-references": ("cache-references", 1_000_000), "cache-misses": ("cache-misses", 1_000_000),
+    "branch-instructions": ("branches", 100_000), "branches": ("branches", 100_000),
+    "branch-misses": ("branch-misses", 100_000), "bus-cycles": ("bus-cycles", 100_000),
+    "ref-cycles": ("ref-cycles", 1_000_000),
 }  # fmt: skip
-"""Software events (perf_event_open(2), PERF_TYPE_SOFTWARE), and the tracepoints of each."""
+"""
+Events of bpftrace's ``software`` and ``hardware``: our counters, and the periods if a script states none.
+
+0: a script must state it.
+"""
 
 _PERIODS = {"s": 1, "ms": 10**3, "us": 10**6}
 _TYPES = {1: "char", 2: "short", 4: "int", 8: "long"}
@@ -151,12 +160,8 @@ class _Places:
             case "kfunc" | "kretfunc", [module, function]:
                 where = "kernel" if module == "vmlinux" else f"kmod {_quoted(module)}"
                 yield replace(self._function(where, function, is_return=kind == "kretfunc"), has_names=True)
-            case "software", [event, *count] if event in _EVENTS and count in ([], [""], ["1"]):
-                if _EVENTS[event] is _FAULTS:
-                    faults = "page faults are the processor's; bpftrace counts some of the kernel's own, too"
-                    self._diagnostics.note(self._point.span, faults)
-                for subsystem, name in _EVENTS[event]:
-                    yield Place(f"tracepoint {subsystem}:{name}", PlaceKind.TRACEPOINT, self._written, name, subsystem)
+            case "software" | "hardware", [event, *period]:
+                yield from self._event(event, ":".join(period))
             case "uprobe" | "uretprobe", [path, function] if function:
                 yield from self._of_program(path, function, is_return=kind == "uretprobe")
             case "usdt", [path, provider, name] if provider and name and not _WILD.search(path):
@@ -236,6 +241,17 @@ class _Places:
             self._wrong(f"'{self._written}' is not a whole number of samples a second", "write profile:hz:99")
         else:
             yield Place(f"sample {rate}hz", PlaceKind.OTHER)
+
+    def _event(self, event: str, written: str) -> Iterator[Place]:
+        if event not in _EVENTS:
+            self._wrong(f"'{self._written}' has no equivalent in DProbes C: there is no such counter")
+            return
+        counter, usual = _EVENTS[event]
+        period = int(written) if written.isdecimal() and len(written) < _DIGITS_MAX else 0 if written else usual
+        if (problem := period_problem(period, counter)) is not None:
+            self._wrong(problem, f"write {':'.join(self._point.parts[:2])}:NUMBER")
+        else:
+            yield Place(f"sample {counter}:{period}", PlaceKind.OTHER)
 
     def _watchpoint(self, address: str, size: str, access: str) -> Iterator[Place]:
         type_ = _TYPES.get(int(size) if size.isdigit() and len(size) < 3 else 0)

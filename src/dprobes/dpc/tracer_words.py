@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from dprobes.rpn.performance_counters import COUNTERS
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -46,22 +48,19 @@ _GENERAL = {
     "usdt": "usdt MODULE:PROVIDER:NAME",
     "profile": "sample 99hz",
     "watchpoint": "watch w MODULE:variable",
-    "software": "tracepoint SUBSYSTEM:NAME",
-    "hardware": "sample 99hz",
+    "software": "sample page-faults:100",
+    "hardware": "sample cycles:1000000",
 }
 """The form of a place in DProbes C, by the kind of a bpftrace probe."""
 
-_SOFTWARE = {
-    "page-faults": "tracepoint exceptions:page_fault_user",
-    "faults": "tracepoint exceptions:page_fault_user",
-    "context-switches": "tracepoint sched:sched_switch",
-    "cs": "tracepoint sched:sched_switch",
-    "cpu-migrations": "tracepoint sched:sched_migrate_task",
-    "cpu-clock": "sample 99hz",
-    "cpu": "sample 99hz",
-    "task-clock": "sample 99hz",
+_EVENTS = {
+    "faults": "page-faults",
+    "cs": "context-switches",
+    "cpu-cycles": "cycles",
+    "branch-instructions": "branches",
+    **{counter.name: counter.name for counter in COUNTERS},
 }
-"""Software events (perf_event_open(2), PERF_TYPE_SOFTWARE), and equivalent points."""
+"""Performance counters, keyed by bpftrace's names of them."""
 
 _TYPES_OF_SIZES = {"1": "char", "2": "short", "4": "int", "8": "long"}
 
@@ -129,7 +128,9 @@ _BPFTRACE = (
     (r"profile:hz:(\d+)", r"sample \1hz"),
     (r"interval:(s|ms|us):(\d+)", r"every \2\1"),
     (r"interval:([0-9]+(?:s|ms|us))", r"every \1"),
-    *((rf"software:{event}(?::.*)?", ours) for event, ours in _SOFTWARE.items()),
+    (r"software:cpu(?:-clock)?(?::.*)?", "sample 99hz"),
+    *((rf"(?:soft|hard)ware:{event}:([0-9]+)", rf"sample {ours}:\1") for event, ours in _EVENTS.items()),
+    *((rf"(?:soft|hard)ware:{event}(?::.*)?", f"sample {ours}:100000") for event, ours in _EVENTS.items()),
     *((rf"watchpoint:([^:]*):{size}:(x|w|rw)", rf"watch \2 ({type_})\1") for size, type_ in _TYPES_OF_SIZES.items()),
 )
 """Probes of bpftrace, by the long names of their kinds, and their equivalents."""

@@ -7,9 +7,10 @@ import os
 from typing import TYPE_CHECKING
 
 from dprobes.errors import NotSupportedError, PrivilegeError, reason_of
-from dprobes.platform.linux.perf_calls import open_counter, read_counter
-from dprobes.rpn.performance_counters import COUNTERS, Counter, CounterKind, counter_number
-from dprobes.rpn.program_needs import counters_read
+from dprobes.platform.linux.perf_calls import open_counter, open_cpu_counter, read_counter
+from dprobes.platform.linux.procfs import online_cpus
+from dprobes.rpn.performance_counters import COUNTERS, PERIOD_MAX, Counter, CounterKind, counter_named
+from dprobes.rpn.program_needs import counters_read, counters_sampled
 
 if TYPE_CHECKING:
     from dprobes.rpn.rpn_program import Program
@@ -20,17 +21,23 @@ _PARANOID = "/proc/sys/kernel/perf_event_paranoid"
 
 
 def check_counters(program: Program) -> None:
-    """Raise ``EngineError`` if a program reads a counter that this machine does not have, or the user may not read."""
+    """Raise ``EngineError`` if a program needs a counter that this machine does not have, or the user may not use."""
     for name in counters_read(program):
-        counter = COUNTERS[counter_number(name)]
+        counter = counter_named(name)
         try:
             os.close(open_counter(counter.kind, counter.config, tid=0))
         except OSError as error:
-            raise _refusal(counter, error) from None
+            raise _refusal(counter, "read", error) from None
+    for name in counters_sampled(program):
+        counter = counter_named(name)
+        try:
+            os.close(open_cpu_counter(online_cpus()[0], counter.kind, counter.config, PERIOD_MAX))
+        except OSError as error:
+            raise _refusal(counter, "sampled", error) from None
 
 
-def _refusal(counter: Counter, error: OSError) -> NotSupportedError | PrivilegeError:
-    what = f"the counter '{counter.name}' cannot be read"
+def _refusal(counter: Counter, use: str, error: OSError) -> NotSupportedError | PrivilegeError:
+    what = f"the counter '{counter.name}' cannot be {use}"
     if error.errno in (errno.EACCES, errno.EPERM):
         with open(_PARANOID, encoding="ascii") as file:
             level = file.read().strip()

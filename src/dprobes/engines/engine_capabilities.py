@@ -33,6 +33,7 @@ class Capability(Enum):
     PAGE_WATCHPOINT = "watchpoints without debug registers"
     PORT_WATCHPOINT = "watchpoints on I/O ports"
     SAMPLER = "sampler probes"
+    COUNTER_SAMPLER = "samples of the events of performance counters"
     RETURN = "probes at a function's return"
     GLOB = "patterns in 'offset ='"
     WRITE_REGISTER = "writing registers"
@@ -119,7 +120,9 @@ def requirements(program: Program, architecture: Architecture) -> Iterator[Requi
             in_module = program.modtype is ModuleType.USER
             yield _needed_to_watch(definition.watchpoint, definition.span("watchpoint"), in_module=in_module)
         if isinstance(definition.location, Sampler):
-            yield Requirement(Capability.SAMPLER, "sampler =", definition.span("sampler"))
+            is_timed = definition.location.counter is None
+            needed = Capability.SAMPLER if is_timed else Capability.COUNTER_SAMPLER
+            yield Requirement(needed, "sampler =", definition.span("sampler"))
         if isinstance(definition.location, Glob):
             yield Requirement(Capability.GLOB, f"offset = {definition.location.pattern}", definition.span("offset"))
         if definition.at_return and not isinstance(definition.location, Tracepoint):

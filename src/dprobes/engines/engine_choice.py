@@ -290,7 +290,7 @@ class Selection:
             assert others[0].candidacy is not None
             return others[0].candidacy.offer
         offer = f"no engine that needs neither has {lacks[0].value}" if lacks else "no other engine is there"
-        if lacks and lacks[0] is Capability.SAMPLER:
+        if lacks and lacks[0] in (Capability.SAMPLER, Capability.COUNTER_SAMPLER):
             offer += "; probes on functions need neither, and 'perf record -p PID' samples your own processes"
         return offer
 

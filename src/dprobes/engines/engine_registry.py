@@ -269,6 +269,7 @@ _EBPF = EngineRow(
     | {
         Capability.TASK,
         Capability.SAMPLER,
+        Capability.COUNTER_SAMPLER,
         Capability.KERNEL_EVENT,
         Capability.TRACEPOINT,
         Capability.KERNEL_STACK,

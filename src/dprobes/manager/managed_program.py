@@ -179,7 +179,9 @@ def _describe_probe(major: int, probe: Probepoint, state: tuple[ProbeState, str]
                 "access": probe.memory.access.value,
             }
         case ProbeKind.SAMPLER:
-            own = {"kind": "sampler", "frequency": probe.clock.frequency}
+            number, counter = probe.sampler.number, probe.sampler.counter
+            rate = {"frequency": number, "period": 0} if counter is None else {"frequency": 0, "period": number}
+            own = {"kind": "sampler", **rate, "counter": counter or ""}
         case ProbeKind.TRACEPOINT:
             own = {"kind": "tracepoint"}
         case kind:

@@ -211,6 +211,8 @@ class ManagedProbepoint:
     length: int | None = field(default=None, metadata=LEFT_OUT)
     access: str | None = field(default=None, metadata=LEFT_OUT)
     frequency: int | None = field(default=None, metadata=LEFT_OUT)
+    period: int | None = field(default=None, metadata=LEFT_OUT)
+    counter: str | None = field(default=None, metadata=LEFT_OUT)
     counts: Counts = field(default_factory=Counts)
     answer: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False, metadata=NOT_SENT)
 

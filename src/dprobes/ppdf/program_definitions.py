@@ -27,6 +27,7 @@ from dprobes.rpn.keyed_tables import (
     TableKind,
     Unit,
 )
+from dprobes.rpn.performance_counters import period_problem, unknown_counter_hint
 from dprobes.rpn.program_text import Header, Keyword, ValueKind, keywords_of, location_keyword
 from dprobes.rpn.rpn_program import (
     MAX_INSTRUCTIONS,
@@ -273,7 +274,9 @@ def _known(reader: Reader, words: type[WordT], text: str, what: str, at: int) ->
         reader.fail(f"expected one of {expected} for {what}, found '{text}'", at)
 
 
-LOCATIONS = {"offset": 1, "pattern": 2, "address": 3, "range": 4, "sampler": 5, "tracepoint": 6, "usdt": 7}
+LOCATIONS = {
+    "offset": 1, "pattern": 2, "address": 3, "range": 4, "sampler": 5, "tracepoint": 6, "usdt": 7, "counter": 8,
+}  # fmt: skip
 """First byte of a location, by its form."""
 
 _STATEMENT_SIZE, _DEFINITION_SIZE, _PROCEDURE_SIZE, _LABEL_SIZE, _NOTE_SIZE = 9, 20, 20, 8, 9
@@ -326,7 +329,7 @@ class _Writer:
     def _value(self, keyword: Keyword, value: Any) -> None:
         out = self._out
         match keyword.kind:
-            case ValueKind.LOCATION | ValueKind.RANGE | ValueKind.FREQUENCY:
+            case ValueKind.LOCATION | ValueKind.RANGE | ValueKind.SAMPLING:
                 self._location(value)
             case ValueKind.NUMBER:
                 out.u64(value)
@@ -356,8 +359,10 @@ class _Writer:
                 out.u8(LOCATIONS["range"])
                 self._expression(low)
                 self._expression(high)
-            case Sampler(frequency):
+            case Sampler(frequency, None):
                 out.row("BI", LOCATIONS["sampler"], frequency)
+            case Sampler(period, str(counter)):
+                out.row("BIs", LOCATIONS["counter"], period, counter)
             case Tracepoint(subsystem, name):
                 out.row("Bss", LOCATIONS["tracepoint"], subsystem, name)
             case Usdt(provider, name):
@@ -446,7 +451,7 @@ class _Reader:
     def _value(self, keyword: Keyword) -> Any:
         reader, what, at = self._in, f"'{keyword.name} ='", self._in.offset
         match keyword.kind:
-            case ValueKind.LOCATION | ValueKind.RANGE | ValueKind.FREQUENCY:
+            case ValueKind.LOCATION | ValueKind.RANGE | ValueKind.SAMPLING:
                 location = self._location()
                 if location_keyword(location) != keyword.name:
                     reader.fail(f"expected the value of {what}, found that of '{location_keyword(location)} ='", at)
@@ -492,6 +497,8 @@ class _Reader:
             return Tracepoint(reader.string("a subsystem"), reader.string("a tracepoint"))
         if form == LOCATIONS["usdt"]:
             return Usdt(reader.string("a provider"), reader.string("a USDT probe"))
+        if form == LOCATIONS["counter"]:
+            return self._counter_sampler()
         if form != LOCATIONS["sampler"]:
             reader.fail(f"expected a form of location from 1 to {len(LOCATIONS)}, found {form}", at)
         return Sampler(self._frequency())
@@ -502,6 +509,15 @@ class _Reader:
         if not limits.minimum <= frequency <= limits.maximum:
             self._in.fail(f"expected {limits.minimum} to {limits.maximum} samples a second, found {frequency}", at)
         return frequency
+
+    def _counter_sampler(self) -> Sampler:
+        at, period = self._in.offset, self._in.u32("a period")
+        counter = self._in.string("a counter")
+        if unknown_counter_hint(counter) is not None:
+            self._in.fail(f"expected the name of a counter, found '{counter[:40]}'", at)
+        if (problem := period_problem(period, counter)) is not None:
+            self._in.fail(problem, at)
+        return Sampler(period, counter)
 
     def _expression(self) -> Expression:
         symbol = self._in.string_or_none("a symbol")

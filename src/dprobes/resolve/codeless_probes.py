@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from dprobes.arch.x86_processors import WATCHPOINT_LENGTHS, WATCHPOINTS
 from dprobes.diagnostics import Note
 from dprobes.errors import TargetError
-from dprobes.resolve.probepoints import ProbeKind, Probepoint, ProbeState, SampleClock, WatchedMemory
+from dprobes.resolve.probepoints import ProbeKind, Probepoint, ProbeState, WatchedMemory
 from dprobes.rpn.program_needs import traced_fields
 from dprobes.rpn.rpn_program import Access, Address, Expression, Sampler, Tracepoint
 
@@ -43,8 +43,8 @@ def resolve_samplers(program: Program, path: str) -> tuple[Probepoint, ...]:
             number,
             definition,
             path,
-            f"{definition.location.frequency}hz",
-            SampleClock(definition.location.frequency),
+            str(definition.location),
+            definition.location,
         )
         for number, definition in enumerate(program.definitions)
         if isinstance(definition.location, Sampler)

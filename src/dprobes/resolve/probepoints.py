@@ -17,7 +17,7 @@ from dprobes.errors import TargetError
 from dprobes.record.record_origin import Place
 from dprobes.rpn.operands import like_statement
 from dprobes.rpn.program_needs import skipping_instruction, watches_user_addresses
-from dprobes.rpn.rpn_program import Expression, ModuleType
+from dprobes.rpn.rpn_program import Expression, ModuleType, Sampler
 from dprobes.target.code.function_exits import Exits
 from dprobes.target.elf.elf_file import ElfFile
 
@@ -49,7 +49,6 @@ __all__ = [
     "ProbedCode",
     "Probepoint",
     "ResolvedModule",
-    "SampleClock",
     "Space",
     "SymbolSpace",
     "WatchedMemory",
@@ -148,12 +147,6 @@ class WatchedMemory(NamedTuple):
     access: Access
 
 
-class SampleClock(NamedTuple):
-    """The clock that causes a sampler's hits; ``frequency`` is in hits a second on each CPU."""
-
-    frequency: int
-
-
 class Probepoint(NamedTuple):
     """
     A place where the handler of a probe definition runs.
@@ -170,7 +163,7 @@ class Probepoint(NamedTuple):
     definition: ProbeDefinition
     path: str
     where: str
-    subject: ProbedCode | WatchedMemory | SampleClock | TracedEvent
+    subject: ProbedCode | WatchedMemory | Sampler | TracedEvent
     state: ProbeState = ProbeState.COMPILED
     function: str = ""
     detail: str = ""
@@ -188,9 +181,9 @@ class Probepoint(NamedTuple):
         return self.subject
 
     @property
-    def clock(self) -> SampleClock:
-        """The clock of a sampler."""
-        assert isinstance(self.subject, SampleClock)
+    def sampler(self) -> Sampler:
+        """The rate or the counter of a sampler."""
+        assert isinstance(self.subject, Sampler)
         return self.subject
 
     @property

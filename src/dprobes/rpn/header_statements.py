@@ -27,6 +27,7 @@ from dprobes.rpn.keyed_tables import (
     Unit,
 )
 from dprobes.rpn.operands import StatementError
+from dprobes.rpn.performance_counters import period_problem, unknown_counter_hint
 from dprobes.rpn.program_text import KEYWORD_ALIASES, LOCATION_KEYWORDS, Header, Keyword, ValueKind, keywords_of
 from dprobes.rpn.rpn_expressions import ExpressionError, TokenKind, parse_expression, parse_readable, unquote
 from dprobes.rpn.rpn_program import (
@@ -265,8 +266,8 @@ def parse_value(keyword: Keyword, tokens: Sequence[WordToken]) -> HeaderValue:
             return _location(tokens)
         case ValueKind.RANGE:
             return _range(tokens)
-        case ValueKind.FREQUENCY:
-            return _frequency(keyword, tokens)
+        case ValueKind.SAMPLING:
+            return _sampler(keyword, tokens)
         case ValueKind.WORD_SIZE:
             return _header_word(keyword, tokens, {"4": 4, "8": 8})
         case ValueKind.TABLE:
@@ -372,15 +373,21 @@ def _address(tokens: Sequence[WordToken]) -> Expression:
     return value
 
 
-def _frequency(keyword: Keyword, tokens: Sequence[WordToken]) -> Sampler:
+def _sampler(keyword: Keyword, tokens: Sequence[WordToken]) -> Sampler:
     text = "".join(token.word for token in tokens)
-    match = re.fullmatch(r"([0-9]{1,9})hz", text)
+    match = re.fullmatch(r"([0-9]{1,10})([a-z][a-z-]*)", text)
     if match is None:
         raise StatementError(f"'{keyword.name} =' needs {keyword.kind.value}, found '{text[:40]}'", tokens)
-    frequency = int(match.group(1))
-    if not keyword.minimum <= frequency <= keyword.maximum:
-        raise StatementError(f"{frequency} Hz is outside {keyword.minimum} to {keyword.maximum} Hz", tokens)
-    return Sampler(frequency)
+    number, counter = int(match.group(1)), match.group(2)
+    if counter == "hz":
+        if not keyword.minimum <= number <= keyword.maximum:
+            raise StatementError(f"{number} Hz is outside {keyword.minimum} to {keyword.maximum} Hz", tokens)
+        return Sampler(number)
+    if (hint := unknown_counter_hint(counter)) is not None:
+        raise StatementError(f"there is no counter '{counter[:40]}'", tokens, hint)
+    if (problem := period_problem(number, counter)) is not None:
+        raise StatementError(problem, tokens)
+    return Sampler(number, counter)
 
 
 def is_keyword(word: str) -> bool:

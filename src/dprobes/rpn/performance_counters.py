@@ -13,7 +13,19 @@ from typing import NamedTuple
 
 from dprobes.diagnostics import did_you_mean
 
-__all__ = ["COUNTERS", "Counter", "CounterKind", "counter_number", "unknown_counter_hint"]
+__all__ = [
+    "COUNTERS",
+    "PERIOD_MAX",
+    "Counter",
+    "CounterKind",
+    "counter_named",
+    "counter_number",
+    "period_problem",
+    "unknown_counter_hint",
+]
+
+PERIOD_MAX = 0xFFFF_FFFF
+"""Largest number of events between two samples."""
 
 
 class CounterKind(IntEnum):
@@ -30,20 +42,29 @@ class Counter(NamedTuple):
     A counter: its name, and its event.
 
     ``config`` is the event's number in ``enum perf_hw_id`` or ``enum perf_sw_ids`` (include/uapi/linux/perf_event.h).
-    ``name`` is perf(1)'s name of the event.
+    ``name`` is perf(1)'s name of the event. ``period_min`` is the smallest number of events between two samples that
+    the kernel keeps to. ``is_in_scheduler`` is true if the events occur in the kernel's scheduler, so in no module.
     """
 
     name: str
     kind: CounterKind
     config: int
     doc: str
+    period_min: int = 1
+    is_in_scheduler: bool = False
 
 
 COUNTERS: tuple[Counter, ...] = (
-    Counter("task-clock", CounterKind.SOFTWARE, 1, "Nanoseconds of CPU time."),
+    Counter("task-clock", CounterKind.SOFTWARE, 1, "Nanoseconds of CPU time.", period_min=10_000),
     Counter("page-faults", CounterKind.SOFTWARE, 2, "Page faults, minor and major ones."),
-    Counter("context-switches", CounterKind.SOFTWARE, 3, "Switches of the CPU from this thread to another one."),
-    Counter("cpu-migrations", CounterKind.SOFTWARE, 4, "Moves of the thread to another CPU."),
+    Counter(
+        "context-switches",
+        CounterKind.SOFTWARE,
+        3,
+        "Switches of the CPU from this thread to another one.",
+        is_in_scheduler=True,
+    ),
+    Counter("cpu-migrations", CounterKind.SOFTWARE, 4, "Moves of the thread to another CPU.", is_in_scheduler=True),
     Counter("minor-faults", CounterKind.SOFTWARE, 5, "Page faults that needed no I/O."),
     Counter("major-faults", CounterKind.SOFTWARE, 6, "Page faults that needed I/O."),
     Counter("cycles", CounterKind.HARDWARE, 0, "CPU cycles."),
@@ -66,6 +87,17 @@ def _numbers() -> dict[str, int]:
 def counter_number(name: str) -> int:
     """Return the index of a counter in ``COUNTERS``; raise KeyError for an unknown name."""
     return _numbers()[name]
+
+
+def counter_named(name: str) -> Counter:
+    """Return a counter; raise KeyError for an unknown name."""
+    return COUNTERS[counter_number(name)]
+
+
+def period_problem(period: int, name: str) -> str | None:
+    """Return the reason why there cannot be a sample at each ``period``-th event of a counter, or None."""
+    least = counter_named(name).period_min
+    return None if least <= period <= PERIOD_MAX else f"a period of {period} {name} is outside {least} to {PERIOD_MAX}"
 
 
 def unknown_counter_hint(name: str) -> str | None:

@@ -15,6 +15,7 @@ from dprobes.diagnostics import Note, did_you_mean
 from dprobes.rpn import control_flow
 from dprobes.rpn.instruction_set import ITEM_PREFIX_SIZE, LOG_WIDTHS, ExceptionCode, Flow, Group, OperandKind
 from dprobes.rpn.keyed_tables import KEY_SIZE_MAX, MEMORY_MAX, KeyKind
+from dprobes.rpn.performance_counters import counter_named
 from dprobes.rpn.program_needs import ENTRY, entry_instructions, skipping_instruction, stops_target, usdt_arguments
 from dprobes.rpn.rpn_program import Address, Expression, Glob, ModuleType, Offset, Sampler, Tracepoint, Usdt
 
@@ -181,10 +182,20 @@ class _HeaderChecks:
             )
         if isinstance(location, Sampler) and definition.opcode is not None:
             self._wrong("opcode", "a sampler probe has no opcode")
+        if isinstance(location, Sampler):
+            self._check_counter(location)
         if definition.at_return and not isinstance(location, (Offset, Glob)):
             self._wrong("return", "'return = yes' needs the 'offset =' of a function")
         if program.name == "*" and not isinstance(location, Sampler):
             self._wrong("offset", _NAME_OF_SAMPLERS)
+
+    def _check_counter(self, sampler: Sampler) -> None:
+        program, counter = self._program, sampler.counter
+        if counter is None or program.name == "*" or program.modtype is ModuleType.KERNEL:
+            return
+        if counter_named(counter).is_in_scheduler:
+            message = f"there are no {counter} in the code of '{program.name}': they occur in the kernel's scheduler"
+            self._wrong("sampler", message, "sample them in all code, and compare 'comm' or 'pid'")
 
     def _check_address(self, location: Address) -> None:
         low, high = location.low, location.high

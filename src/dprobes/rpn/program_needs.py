@@ -8,7 +8,7 @@ from dprobes.rpn.instruction_encoding import closed
 from dprobes.rpn.instruction_set import ExceptionCode, Flow, OperandKind, rows_by_syntax
 from dprobes.rpn.keyed_tables import TableKind
 from dprobes.rpn.performance_counters import counter_number
-from dprobes.rpn.rpn_program import Address, Expression, ModuleType
+from dprobes.rpn.rpn_program import Address, Expression, ModuleType, Sampler
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,6 +23,7 @@ __all__ = [
     "ENTRY",
     "USER_STACKS",
     "counters_read",
+    "counters_sampled",
     "dumps_core",
     "entry_counters",
     "entry_instructions",
@@ -96,6 +97,13 @@ def counters_read(program: Program) -> tuple[str, ...]:
     """Return the names of the performance counters that handlers read, in the order of ``COUNTERS``."""
     instructions = (instruction for code in program.bodies() for instruction in code.instructions)
     names = {str(each.operand) for each in instructions if each.row.operand_kind is OperandKind.COUNTER}
+    return tuple(sorted(names, key=counter_number))
+
+
+def counters_sampled(program: Program) -> tuple[str, ...]:
+    """Return the names of the performance counters whose events are sampled, in the order of ``COUNTERS``."""
+    locations = [definition.location for definition in program.definitions]
+    names = {each.counter for each in locations if isinstance(each, Sampler) and each.counter is not None}
     return tuple(sorted(names, key=counter_number))
 
 

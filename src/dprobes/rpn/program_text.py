@@ -64,7 +64,7 @@ class ValueKind(Enum):
     LOCATION = "a number, a symbol expression, a pattern, a tracepoint, or a USDT probe"
     RANGE = "an address, or two with ':' between them"
     ACCESS = "x, w, rw or io"
-    FREQUENCY = "a number of samples a second, such as 100hz"
+    SAMPLING = "a number of samples a second, such as 100hz, or of events of a counter, such as 1000 page-faults"
     WORD_SIZE = "4 or 8"
     TABLE = "NAME, KIND, KEY, ... [, room = N] [, unit = UNIT]"
 
@@ -127,7 +127,8 @@ KEYWORDS: tuple[Keyword, ...] = (
             field="location"),
     Keyword("address", _P, ValueKind.RANGE, "Range to watch, or an address in the kernel; starts a probe definition.",
             field="location"),
-    Keyword("sampler", _P, ValueKind.FREQUENCY, "Samples a second on each CPU; starts a probe definition.",
+    Keyword("sampler", _P, ValueKind.SAMPLING, "Samples a second on each CPU, or the number of a counter's events on "
+            "a CPU from one sample to the next; starts a probe definition.",
             None, 1, 10_000, since=OURS, field="location"),
     Keyword("opcode", _P, ValueKind.NUMBER, "First byte of the probed instruction, checked before insertion.",
             None, *limits(1)),
@@ -236,9 +237,7 @@ def _text(value: object) -> str:
             return _expression(low)
         case Address(low, Expression() as high):
             return f"{_expression(low)} : {_expression(high)}"
-        case Sampler(frequency):
-            return f"{frequency}hz"
-        case Tracepoint():
+        case Sampler() | Tracepoint():
             return str(value)
         case Usdt():
             return quoted(str(value)) if value.is_pattern else str(value)

@@ -115,9 +115,18 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Sampler:
-    """A sampler that hits ``frequency`` times a second on each CPU that executes the module (not in the original)."""
+    """
+    A sampler, whose hits are in the code of the module (not in the original).
 
-    frequency: int
+    ``counter`` None: it samples each CPU ``number`` times a second. Otherwise it takes a sample at each ``number``-th
+    event of this performance counter on a CPU, whatever threads the events belong to.
+    """
+
+    number: int
+    counter: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.number}hz" if self.counter is None else f"{self.number} {self.counter}"
 
 
 SYSTEM_CALLS = "syscall"

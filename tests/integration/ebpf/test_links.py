@@ -16,7 +16,7 @@ from dprobes.bpf.map_layouts import Entry
 from dprobes.engines.ebpf.kernel.bpf_links import (
     SINGLE_UPROBES_MAX,
     attach_breakpoint,
-    attach_clock,
+    attach_sampler,
     attach_uprobes,
     uprobe_attach_type,
 )
@@ -26,6 +26,7 @@ from dprobes.errors import DprobesError, EngineError, NotSupportedError, TargetE
 from dprobes.platform.linux.bpf_calls import ProgramType
 from dprobes.platform.linux.perf_calls import Access
 from dprobes.platform.linux.procfs import online_cpus
+from dprobes.rpn.rpn_program import Sampler
 from integration.ebpf.kernel import Memory, file_offset, hit_program, memory
 from integration.support import TIMEOUT, Builder
 
@@ -238,9 +239,9 @@ def test_a_breakpoint_too_many_is_the_kernels_enospc_and_takes_none_of_the_other
     assert seen == dict.fromkeys(range(4), writes)
 
 
-@pytest.mark.parametrize("rate", [{"period": 1_000_000}, {"frequency": 1000}])
-def test_a_clock_ticks_on_every_cpu_with_its_cookie(shared: Memory, event_program: int, rate: dict[str, int]) -> None:
-    with attach_clock(event_program, COOKIE, **rate) as links:
+@pytest.mark.parametrize("sampler", [Sampler(1000), Sampler(1_000_000, "task-clock")])
+def test_a_sampler_hits_on_every_cpu_with_its_cookie(shared: Memory, event_program: int, sampler: Sampler) -> None:
+    with attach_sampler(event_program, sampler, COOKIE) as links:
         assert len(links) == len(online_cpus())
         spinning = subprocess.Popen(["sh", "-c", "while :; do :; done"])
         try:

@@ -32,7 +32,7 @@ from dprobes.manager.manager_messages import (
     Stopped,
 )
 from dprobes.manager.wire_protocol import VERSION, decode, encode, members
-from dprobes.resolve.probepoints import ProbeKind, Probepoint, ProbeState, SampleClock, WatchedMemory
+from dprobes.resolve.probepoints import ProbeKind, Probepoint, ProbeState, WatchedMemory
 from dprobes.rpn.rpn_program import Access, Code, ProbeDefinition, Sampler
 from dprobes.sinks.sink_thread import TargetStatus
 from dprobes.target.kernel.traced_fields import Source, TracedEvent
@@ -173,7 +173,7 @@ def test_kinds_of_probepoints_have_the_fields_that_are_documented(
     definition = ProbeDefinition(Sampler(99), Code())
     memory = WatchedMemory(16, 4, False, Access.WRITE)
     watchpoint = Probepoint(ProbeKind.WATCHPOINT, 0, definition, "/lib", "place", memory)
-    sampler = Probepoint(ProbeKind.SAMPLER, 0, definition, "/lib", "99hz", SampleClock(99))
+    sampler = Probepoint(ProbeKind.SAMPLER, 0, definition, "/lib", "99hz", Sampler(99))
     event = TracedEvent(Source.RECORD, "sched_switch", 300)
     tracepoint = Probepoint(ProbeKind.TRACEPOINT, 0, definition, "vmlinux", "sched:sched_switch", event)
     state = (ProbeState.ACTIVE, "")

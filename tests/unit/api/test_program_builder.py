@@ -96,7 +96,7 @@ def test_every_header_statement_is_an_argument() -> None:
     point = set[str]()
     for method in (ProgramBuilder.probe, ProgramBuilder.watch, ProgramBuilder.sample):
         point |= set(inspect.signature(method).parameters)
-    spelled = {"return": "at_return", "watchpoint": "access", "sampler": "frequency"}
+    spelled = {"return": "at_return", "watchpoint": "access", "sampler": "number"}
     assert {spelled.get(keyword, keyword) for keyword in keywords_of(Header.POINT)} <= point
 
 

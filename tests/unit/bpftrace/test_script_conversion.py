@@ -174,11 +174,11 @@ def test_structures_of_the_kernel_are_known_where_it_is_probed(point: str) -> No
         ("fexit:vfs_read { @ = count() }", "return kernel:vfs_read"),
         ("kretfunc:vmlinux:vfs_read { @ = count() }", "return kernel:vfs_read"),
         ("fentry:ext4:ext4_sync_fs { @ = count() }", "kmod ext4:ext4_sync_fs"),
-        (
-            "software:page-faults:1 { @ = count() }",
-            "tracepoint exceptions:page_fault_user,\ntracepoint exceptions:page_fault_kernel",
-        ),
-        ("s:cs { @ = count() }", "tracepoint sched:sched_switch"),
+        ("software:page-faults:1 { @ = count() }", "sample page-faults:1"),
+        ("software:faults { @ = count() }", "sample page-faults:100"),
+        ("s:cs: { @ = count() }", "sample context-switches:1000"),
+        ("hardware:cpu-cycles:2000000 { @ = count() }", "sample cycles:2000000"),
+        ("h:branches { @ = count() }", "sample branches:100000"),
         ("profile:hz:99 { @ = count() }", "sample 99hz"),
         ("profile:ms:10 { @ = count() }", "sample 100hz"),
         ("watchpoint:0x1000:4:rw { @ = count() }", "watch rw (int)0x1000"),
@@ -386,10 +386,12 @@ def test_what_a_program_is_run_with() -> None:
 @pytest.mark.parametrize(
     ("script", "message"),
     [
-        ("software:faults:100 { }",
-         ("s.bt:1:1: error: 'software:faults:100' has no equivalent in DProbes C: events of the kernel are "
-         "not probepoints, except page faults and context switches\n"
-         "    software:faults:100 { }\n    ^~~~~~~~~~~~~~~~~~~")),
+        ("software:alignment-faults:100 { }",
+         ("s.bt:1:1: error: 'software:alignment-faults:100' has no equivalent in DProbes C: there is no such counter\n"
+         "    software:alignment-faults:100 { }\n    ^~~~~~~~~~~~~~~~~~~~~~~~~~~~~")),
+        ("s:task-clock { }",
+         ("s.bt:1:1: error: a period of 0 task-clock is outside 10000 to 4294967295\n"
+         "    s:task-clock { }\n    ^~~~~~~~~~~~\nhint: write s:task-clock:NUMBER")),
         ("fentry:f { @ = sum(args.pid) }",
          ("s.bt:1:20: error: 'pid' is something else in DProbes C\n    fentry:f { @ = sum(args.pid) }\n"
          "                       ^~~~~~~~\nhint: write kprobe:FUNCTION, and arg0, arg1 for its arguments")),

@@ -234,7 +234,7 @@ def _extended_probe(managed: ManagedProbepoint) -> Iterator[str]:
     elif probe["kind"] == "watchpoint":
         yield f"  watchpoint {probe['access']}, {probe['length']} bytes at {probe['address']:#x}"
     else:
-        yield f"  sampler, {probe['frequency']} hz"
+        yield f"  sampler, {probe['where']}"
     limits = [f"{key} = {probe[key]}" for key in ("passcount", "maxhits") if probe[key]]
     limits += [f"group = {probe['group']}"] if probe["group"] else []
     limits += [f"type = {', '.join(probe['types'])}"] if probe["types"] else []

@@ -19,6 +19,7 @@ from dprobes.dpc.types.c_types import Void, size_of
 from dprobes.rpn.instruction_set import LOGMAX
 from dprobes.rpn.keyed_tables import FAULTS
 from dprobes.rpn.program_text import LOGMAX_MAX
+from dprobes.rpn.rpn_program import Sampler
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -341,7 +342,7 @@ def _placed(point: syntax_tree.Point, typer: ProgramTyper) -> list[str]:
     """Return the statements of a probepoint's header that say where it is placed."""
     match point.kind:
         case syntax_tree.PointKind.SAMPLE:
-            return [f"sampler = {point.number}hz"]
+            return [f"sampler = {Sampler(point.number, point.place or None)}"]
         case syntax_tree.PointKind.WATCH:
             size = 1 if point.type is None else size_of(typer.types_at(point).of(point.type)) or 1
             place = _SCOPED.sub(r'"\g<0>"', _symbol(point.place))

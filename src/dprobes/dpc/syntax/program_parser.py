@@ -29,6 +29,7 @@ from dprobes.dpc.syntax.statement_parser import StatementParser
 from dprobes.dpc.syntax.syntax_tree import PERIOD_MAX, PERIOD_MIN
 from dprobes.dpc.tracer_words import condition_of, place_hint, prefix_hint
 from dprobes.rpn.keyed_tables import STRING_SIZE_MAX
+from dprobes.rpn.performance_counters import period_problem, unknown_counter_hint
 from dprobes.rpn.program_text import Header, ValueKind, keywords_of
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ _POINT_OF_OTHERS = re.compile(r"[ \t]+(?P<point>begin|end|[^\s{;=,:.]*[:.][^\s{;
 _ATTRIBUTE = re.compile(r"(?P<name>\w+)\s*[=:]?\s*(?P<value>[0-9]\w*|\"[^\"]*\")?")
 _RATE_DIGITS_MAX = 20
 _FREQUENCY = re.compile(r"([0-9]+)hz\Z", re.IGNORECASE)
+_EVENTS = re.compile(r"([a-z][a-z-]*):([0-9]{1,10})\Z")
 _ACCESSES = ("x", "w", "rw")
 _NAME = re.compile(r"[a-z_][a-z0-9_]*", re.ASCII)
 """Names of groups and types of probepoints."""
@@ -557,15 +559,26 @@ class _ProgramParser:
         cursor = self._cursor
         first = cursor.take()
         rate = cursor.tokens.take_place_word()
-        match = _FREQUENCY.match(rate.text)
-        if match is None or len(match[1]) > _RATE_DIGITS_MAX:
+        counter, number = "", 0
+        if (match := _FREQUENCY.match(rate.text)) is not None and len(match[1]) <= _RATE_DIGITS_MAX:
+            number = int(match[1])
+        elif (match := _EVENTS.match(rate.text)) is not None:
+            counter, number = match[1], int(match[2])
+            hint = unknown_counter_hint(counter)
+            problem = period_problem(number, counter) if hint is None else f"there is no counter '{counter[:40]}'"
+            if problem is not None:
+                raise cursor.wrong(problem, cursor.tokens.span(rate), hint)
+        else:
             digits = rate.text[:_RATE_DIGITS_MAX] if rate.text.isdecimal() else "99"
             message = f"'{rate.text}' is not a number of samples a second"
             if not rate.text:
                 message = f"expected a number of samples a second, found {cursor.peek().described}"
-            raise cursor.wrong(message, cursor.tokens.span(rate), f"write sample {digits}hz")
+            is_counter = unknown_counter_hint(rate.text) is None
+            written = f"{rate.text}:100000" if is_counter else f"{digits}hz"
+            raise cursor.wrong(message, cursor.tokens.span(rate), f"write sample {written}")
         cursor.last = rate
         module = ""
         if not cursor.sees("{", ",", "when"):
             module = self._place("a module").text.strip('"')
-        return syntax_tree.Point(syntax_tree.PointKind.SAMPLE, cursor.span_from(first), module, number=int(match[1]))
+        kind = syntax_tree.PointKind.SAMPLE
+        return syntax_tree.Point(kind, cursor.span_from(first), module, counter, number=number)

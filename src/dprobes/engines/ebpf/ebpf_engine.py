@@ -12,7 +12,7 @@ from dprobes.engines.ebpf.kernel.kernel_features import Features
 from dprobes.engines.engine_interface import Engine, Plan
 from dprobes.engines.engine_registry import engine_row
 from dprobes.errors import NotSupportedError, PrivilegeError, SourceError
-from dprobes.rpn.program_needs import counters_read
+from dprobes.rpn.program_needs import counters_read, counters_sampled
 from dprobes.target.probed_module import OWN_SYMBOLS
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class EbpfEngine(Engine):
     def plan(self, job: Job) -> Plan:
         """Return the plan for a job; raise ``SourceError`` if a resolved probepoint is not supported."""
         compiled = job.compiled
-        if counters_read(job.program):
+        if counters_read(job.program) or counters_sampled(job.program):
             from dprobes.engines.counter_events import check_counters
 
             check_counters(job.program)

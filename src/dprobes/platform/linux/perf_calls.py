@@ -30,6 +30,7 @@ __all__ = [
     "open_breakpoint",
     "open_counter",
     "open_cpu_clock",
+    "open_cpu_counter",
     "open_process_news",
     "open_uprobe",
     "read_counter",
@@ -60,7 +61,7 @@ _DISABLED = 1 << 0
 _INHERIT = 1 << 1
 _EXCLUDE_KERNEL = 1 << 5
 _EXCLUDE_HYPERVISOR = 1 << 6
-_FREQUENCY = 1 << 10
+_EXCLUDE_IDLE = 1 << 7
 _USER_ONLY = _EXCLUDE_KERNEL | _EXCLUDE_HYPERVISOR
 
 #   0 u32 type, size; u64 config, sample_period or sample_freq, sample_type, read_format, the flags above
@@ -242,15 +243,20 @@ def move_breakpoint(event_fd: int, address: int, size: int, access: Access) -> N
     fcntl.ioctl(event_fd, _IOC_MODIFY_ATTRIBUTES, bytes(attributes))
 
 
-def open_cpu_clock(cpu: int, *, period: int = 0, frequency: int = 0) -> int:
-    """
-    Return the descriptor of a perf event that takes samples on one CPU.
-
-    It does so every ``period`` nanoseconds, or ``frequency`` times a second; the other one is 0.
-    """
-    if frequency:
-        return _open(_TYPE_SOFTWARE, pid=-1, cpu=cpu, config=_SOFTWARE_CPU_CLOCK, period=frequency, flags=_FREQUENCY)
+def open_cpu_clock(cpu: int, period: int) -> int:
+    """Return the descriptor of a perf event that takes a sample on one CPU every ``period`` nanoseconds."""
     return _open(_TYPE_SOFTWARE, pid=-1, cpu=cpu, config=_SOFTWARE_CPU_CLOCK, period=period)
+
+
+def open_cpu_counter(cpu: int, kind: int, config: int, period: int) -> int:
+    """
+    Return the descriptor of a perf event that takes a sample at each ``period``-th event on one CPU.
+
+    The CPU time of idle threads is left out. ``kind`` and ``config`` are those of ``struct perf_event_attr``. Raise
+    OSError as ``open_counter`` does.
+    """
+    flags = _EXCLUDE_IDLE if kind == _TYPE_SOFTWARE else 0  # for task-clock; PMUs of AArch64 refuse the flag
+    return _open(kind, pid=-1, cpu=cpu, config=config, period=period, flags=flags)
 
 
 _TIME_ENABLED, _TIME_RUNNING = 1 << 0, 1 << 1

@@ -1,5 +1,5 @@
 """
-Probepoints that are perf events: samplers, hit by a clock on each CPU, and watchpoints, hit by debug registers.
+Probepoints that are perf events: samplers, hit by a clock or a counter of each CPU, and watchpoints.
 
 A BPF program belongs to one probepoint. If the code of one module is sampled, the BPF program itself recognizes that
 code. If an address is watched in every process, the handler for the word size of the accessing process runs.
@@ -218,9 +218,6 @@ class Watch(Descriptors):
         self._on_close()
 
 
-_NANOSECONDS = 1_000_000_000
-
-
 @dataclass(frozen=True, slots=True)
 class EventProbe:
     """
@@ -241,7 +238,7 @@ class EventProbe:
         """The cause of its hits for the summary, such as ``debug register``."""
         match self.probe.kind:
             case ProbeKind.SAMPLER:
-                return "clock"
+                return "clock" if self.probe.sampler.counter is None else "counter"
             case ProbeKind.TRACEPOINT:
                 return "tracepoint"
         return DEBUG_REGISTER
@@ -435,11 +432,11 @@ def attach_event(event: EventProbe, program: int) -> Descriptors | str:
         from dprobes.engines.ebpf.kernel.bpf_links import attach_tracepoint
 
         return attach_tracepoint(probe.traced, program)
-    from dprobes.engines.ebpf.kernel.bpf_links import attach_breakpoint, attach_clock
+    from dprobes.engines.ebpf.kernel.bpf_links import attach_breakpoint, attach_sampler
 
     try:
         if probe.kind is ProbeKind.SAMPLER:
-            return attach_clock(program, 0, period=_NANOSECONDS // probe.clock.frequency)
+            return attach_sampler(program, probe.sampler)
         memory = probe.memory
         return attach_breakpoint(program, memory.address, memory.length, ACCESSES[memory.access])
     except OSError as error:

@@ -30,6 +30,7 @@ from dprobes.platform.linux.bpf_calls import (
 )
 from dprobes.platform.linux.call_proxy import close_in_proxy
 from dprobes.platform.linux.procfs import online_cpus
+from dprobes.rpn.performance_counters import counter_named
 from dprobes.rpn.rpn_program import Access
 from dprobes.target.btf import Kind
 
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from dprobes.bpf.bpf_assembler import Assembled
     from dprobes.bpf.map_layouts import MapName
     from dprobes.engines.ebpf.kernel.kernel_features import Features, KernelTypes
+    from dprobes.rpn.rpn_program import Sampler
     from dprobes.target.kernel.traced_fields import TracedEvent
 
 __all__ = [
@@ -50,8 +52,8 @@ __all__ = [
     "ProgramForm",
     "UprobeLinks",
     "attach_breakpoint",
-    "attach_clock",
     "attach_kernel",
+    "attach_sampler",
     "attach_tracepoint",
     "attach_tracepoints",
     "attach_trampoline",
@@ -413,13 +415,22 @@ def attach_breakpoint(
     return link_events(program, events, Descriptors())
 
 
-def attach_clock(program: int, cookie: int, *, period: int = 0, frequency: int = 0) -> Descriptors:
-    """
-    Attach a PERF_EVENT program to a clock on every CPU.
+_NANOSECONDS = 1_000_000_000
 
-    It runs every ``period`` nanoseconds, or ``frequency`` times a second, in user space and in the kernel.
+
+def attach_sampler(program: int, sampler: Sampler, cookie: int = 0) -> Descriptors:
     """
-    return CpuLinks(program, lambda cpu: perf_calls.open_cpu_clock(cpu, period=period, frequency=frequency), cookie)
+    Attach a PERF_EVENT program to the clock or the counter of every CPU, in user space and in the kernel.
+
+    Raise OSError with the kernel's error: ENOENT or EOPNOTSUPP if the machine does not have the counter.
+    """
+    if sampler.counter is None:
+        period = _NANOSECONDS // sampler.number
+        return CpuLinks(program, lambda cpu: perf_calls.open_cpu_clock(cpu, period), cookie)
+    counter = counter_named(sampler.counter)
+    return CpuLinks(
+        program, lambda cpu: perf_calls.open_cpu_counter(cpu, counter.kind, counter.config, sampler.number), cookie
+    )
 
 
 KPROBE_REMEDY = "run as root; kernel lockdown may forbid kprobes as well"

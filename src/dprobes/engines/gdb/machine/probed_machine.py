@@ -61,7 +61,7 @@ class SampleClocks:
 
     def __init__(self, probes: Sequence[StubProbe], probepoints: Sequence[Probepoint]) -> None:
         self._periods = {
-            probe: 1 / each.clock.frequency
+            probe: 1 / each.sampler.number
             for probe, each in zip(probes, probepoints, strict=True)
             if each.kind is ProbeKind.SAMPLER
         }

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from dprobes.engines.gdb.machine.probed_machine import SampleClocks
 from dprobes.resolve.probepoints import ProbeKind, ProbeState
+from dprobes.rpn.rpn_program import Sampler
 
 
 class FakeProbe:
@@ -22,7 +23,7 @@ def clocks(*frequencies: int | None) -> tuple[SampleClocks, list[Any]]:
     places = [
         SimpleNamespace(kind=ProbeKind.BREAKPOINT)
         if frequency is None
-        else SimpleNamespace(kind=ProbeKind.SAMPLER, clock=SimpleNamespace(frequency=frequency))
+        else SimpleNamespace(kind=ProbeKind.SAMPLER, sampler=Sampler(frequency))
         for frequency in frequencies
     ]
     return SampleClocks(cast("Any", probes), cast("Any", places)), probes
