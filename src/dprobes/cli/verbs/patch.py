@@ -1,0 +1,179 @@
+"""The verb ``patch``: replace a function of a running process by one of a shared object."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from dprobes.cli import console
+from dprobes.cli.console import Progress, print_line, print_table
+from dprobes.cli.shared_options import PROCESS_ID
+
+if TYPE_CHECKING:
+    from dprobes.engines.ptrace.patching.live_patches import Inserted, PatchRecord, PlannedPatch
+
+__all__ = ["patch_command"]
+
+_PATCH = re.compile(r"(?P<path>.+?):(?P<symbol>[^:=]+)(?:=(?P<function>.+))?")
+_ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+
+
+@click.command("patch")
+@click.argument("patch", metavar="OBJECT:SYMBOL[=FUNCTION]", required=False)
+@click.option("-p", "--pid", type=PROCESS_ID, required=True, help="The process whose function is replaced.")
+@click.option("--allow-write", is_flag=True, help="Allow changes of the process; required.")
+@click.option(
+    "--build-id",
+    metavar="HEX",
+    help="Refuse a module with another build-id. Default: the one in the object's section .dprobes.build-id.",
+)
+@click.option(
+    "--when-idle",
+    "idle",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="Wait at most so long until no thread has a frame in the function.",
+)
+@click.option("--persist", is_flag=True, help="Return at once, and leave the patch in the process.")
+@click.option("--list", "lists", is_flag=True, help="List the patches of the process.")
+@click.option("--remove", "removes", is_flag=True, help="Remove the patches of the process, or of one FUNCTION.")
+def patch_command(
+    patch: str | None,
+    pid: int,
+    allow_write: bool,
+    build_id: str | None,
+    idle: float | None,
+    persist: bool,
+    lists: bool,
+    removes: bool,
+) -> int:
+    """
+    Replace a function of a running process by the function SYMBOL of the shared object OBJECT.
+
+    FUNCTION is the replaced function, by default the one called SYMBOL: a symbol, FILE.c:SYMBOL for one of several
+    static functions, or MODULE:SYMBOL for a function of a library. The object calls the replaced function as orig_NAME.
+    It is compiled with gcc -shared -fPIC -nostartfiles.
+
+    Ctrl-C restores the function. With --persist the patch stays, and --remove restores the function.
+    """
+    if lists and removes:
+        raise click.UsageError("--list and --remove exclude each other")
+    if lists:
+        return _list(pid)
+    if not allow_write:
+        raise click.UsageError("a patch changes the code of the process: allow it with --allow-write")
+    if removes:
+        return _remove(pid, patch)
+    if patch is None or (found := _PATCH.fullmatch(patch)) is None:
+        raise click.UsageError("expected OBJECT:SYMBOL[=FUNCTION], such as ./fix.so:parse=parse_header")
+    from dprobes.engines.ptrace.patching.live_patches import insert_patch, plan_patch
+
+    with Progress("reading the program's symbols"):
+        planned = plan_patch(pid, Path(found["path"]), found["symbol"], found["function"], build_id)
+    _warn(planned, build_id)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    inserted = insert_patch(planned, idle=idle, pause=_pause)
+    _describe(planned, inserted)
+    if persist:
+        return 0
+    console.write("Ctrl-C restores the function")
+    if _await_end(pid):
+        console.write(f"process {pid} has ended")
+        return 0
+    _restore(pid, inserted.record)
+    return 0
+
+
+def _pause(seconds: float) -> None:
+    """Sleep while nothing is written, so that the run can be ended."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
+    time.sleep(seconds)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+
+
+def _warn(planned: PlannedPatch, build_id: str | None) -> None:
+    if build_id is None and planned.object.wanted_build_id is None:
+        console.note(
+            f"'{planned.object.path}' names no build-id, so '{planned.module.name}' may be another build",
+            hint=f"--build-id {planned.module.elf.build_id}" if planned.module.elf.build_id else None,
+        )
+    if planned.inlined:
+        places = ", ".join(planned.inlined[:4]) + (", ..." if len(planned.inlined) > 4 else "")
+        count = len(planned.inlined)
+        console.warning(
+            f"{count} inlined cop{'ies' if count > 1 else 'y'} of '{planned.name}' {'are' if count > 1 else 'is'} not "
+            f"patched: {places}"
+        )
+
+
+def _describe(planned: PlannedPatch, inserted: Inserted) -> None:
+    record = inserted.record
+    count = f"{inserted.threads} thread{'s' * (inserted.threads != 1)}"
+    stops = f", at stop {inserted.stops}" if inserted.stops > 1 else ""
+    print_line(
+        f"patched '{planned.name}' of '{planned.module.name}' in process {planned.pid}: {count} stopped for "
+        f"{inserted.seconds * 1000:.1f} ms{stops}; {record.size >> 10} KiB at {record.base:#x}"
+    )
+
+
+def _await_end(pid: int) -> bool:
+    """Wait for the end of a process, or for a signal that ends the run; return whether the process has ended."""
+    from dprobes.platform.linux.process_calls import signal_descriptor, signal_set
+
+    process, signals = os.pidfd_open(pid), signal_descriptor(signal_set(_ENDING))
+    try:
+        poll = select.poll()
+        poll.register(process, select.POLLIN)
+        poll.register(signals, select.POLLIN)
+        ready = {descriptor for descriptor, _ in poll.poll()}
+        return process in ready
+    finally:
+        os.close(process)
+        os.close(signals)
+
+
+def _restore(pid: int, record: PatchRecord) -> bool:
+    from dprobes.engines.ptrace.patching.live_patches import remove_patch
+
+    if remove_patch(pid, record):
+        print_line(
+            f"restored '{record.function}' in process {pid}; {record.size >> 10} KiB of the patch stay mapped, as "
+            "threads may be in it"
+        )
+        return True
+    console.warning(f"'{record.function}' in process {pid} no longer has the jump of the patch: nothing was restored")
+    return False
+
+
+def _list(pid: int) -> int:
+    from dprobes.engines.ptrace.patching.live_patches import is_active, patches_of
+
+    rows = [
+        (
+            record.function, Path(record.module).name, "active" if is_active(pid, record) else "removed",
+            f"{record.path}:{record.symbol}", f"{record.size >> 10}",
+        )
+        for record in patches_of(pid)
+    ]  # fmt: skip
+    print_table(("FUNCTION", "MODULE", "STATE", "PATCH", "KIB"), rows)
+    return 0
+
+
+def _remove(pid: int, function: str | None) -> int:
+    from dprobes.engines.ptrace.patching.live_patches import is_active, patches_of
+    from dprobes.errors import TargetError
+
+    found = [each for each in patches_of(pid) if is_active(pid, each) and function in (None, each.function)]
+    if not found:
+        named = f" of '{function}'" if function is not None else ""
+        raise TargetError(f"process {pid} has no patch{named}", hint=f"dprobes patch --list -p {pid} lists them")
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    failed = [each for each in found if not _restore(pid, each)]
+    return 1 if failed else 0

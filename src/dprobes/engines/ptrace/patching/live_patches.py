@@ -1,0 +1,485 @@
+"""
+Live patches of a process: planned from files, inserted and removed while all threads are stopped, listed in its memory.
+
+The memory of a patch is one mapping, within reach of a jump from the function::
+
+    base       PatchRecord                          r--
+    + 4096     copy of the displaced instructions   r-x    ``orig_NAME`` of the object is bound to it
+    + 8192     the object                           as its segments say
+
+The record is a line of JSON after a mark. Memory of a process is not trusted: a record that is not valid is ignored.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dprobes.engines.ptrace.patching.patch_object import ORIGINAL, PatchObject, Piece
+from dprobes.engines.ptrace.patching.patch_symbols import ProcessSymbols, function_named, mapped_modules
+from dprobes.engines.ptrace.patching.thread_hold import HeldProcess, ThreadHold, refused
+from dprobes.engines.ptrace.site_patches import SitePatch, without_jump
+from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace as ProcessSpace
+from dprobes.engines.ptrace.tracer.call_injection import MMAP, MUNMAP, InjectionError, injecting, may_inject
+from dprobes.engines.ptrace.tracer.native.jump_patcher import write_jump
+from dprobes.engines.ptrace.tracer.native.thread_places import ThreadPlaces
+from dprobes.engines.ptrace.tracer.tracer_state import ThreadGoneError
+from dprobes.errors import EngineError, TargetError, reason_of, reason_of_number
+from dprobes.platform.x86.patches.branch_targets import ModuleCode
+from dprobes.platform.x86.patches.displaced_code import displaced, jump
+from dprobes.platform.x86.patches.patch_plans import Plan, look_at
+from dprobes.platform.x86.patches.trampoline_space import AddressSpace as TrampolineSpace
+from dprobes.target.process_maps import PAGE_SIZE, growth_of, mappings_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from dprobes.engines.ptrace.patching.patch_symbols import MappedModule
+    from dprobes.engines.ptrace.tracer.tracer_state import Thread
+
+__all__ = [
+    "Inserted",
+    "PatchRecord",
+    "PlannedPatch",
+    "insert_patch",
+    "is_active",
+    "patches_of",
+    "plan_patch",
+    "remove_patch",
+]
+
+_MARK = b"DPROBES-PATCH-1\n"
+_RECORD_MAX = PAGE_SIZE - len(_MARK)
+_NAME_MAX = 1024
+"""Maximum number of characters of a path or a name in a record."""
+_COPY, _OBJECT = PAGE_SIZE, 2 * PAGE_SIZE
+"""Offsets of the displaced instructions and of the object in a patch's memory, in bytes."""
+_WORD_MAX = (1 << 63) - 1
+_JUMP, _JUMP_SIZE = b"\xe9", 5
+
+_MPROTECT = 10
+_PROT_READ, _PROT_READ_EXECUTE = 1, 5
+_MAP_PRIVATE, _MAP_ANONYMOUS, _MAP_FIXED_NOREPLACE = 0x02, 0x20, 0x100000
+
+_PATIENCE = 5.0
+"""Seconds for which a stop in which the patch cannot be written is repeated."""
+_PAUSE = 0.01
+_BASES = 8
+"""Maximum number of addresses that are tried for a patch's memory: the process may map others meanwhile."""
+
+
+class PatchRecord(NamedTuple):
+    """
+    A patch in a process: ``jump`` replaces the bytes ``original`` at the address ``start``.
+
+    ``function`` and ``module`` name what is patched, ``path`` and ``symbol`` what replaces it. The memory of the patch
+    is ``size`` bytes at ``base``.
+    """
+
+    base: int
+    size: int
+    start: int
+    original: bytes
+    jump: bytes
+    function: str
+    module: str
+    path: str
+    symbol: str
+
+
+class PlannedPatch(NamedTuple):
+    """
+    A patch that can be inserted into process ``pid``.
+
+    The function ``name`` of ``module`` has its code from ``begin`` to ``end`` (excluded). ``plan`` is the jump in it.
+    ``addresses`` are those of the symbols that the object uses, except ``originals``, the names of the replaced
+    function. ``inlined`` are the places, known from debug information, with inlined copies of the function, which are
+    not patched.
+    """
+
+    pid: int
+    object: PatchObject
+    symbol: str
+    module: MappedModule
+    name: str
+    begin: int
+    end: int
+    plan: Plan
+    addresses: dict[str, int]
+    originals: frozenset[str]
+    inlined: tuple[str, ...]
+
+
+class Inserted(NamedTuple):
+    """A patch that was inserted: number of threads, seconds of the last stop, and number of stops."""
+
+    record: PatchRecord
+    threads: int
+    seconds: float
+    stops: int
+
+
+def plan_patch(pid: int, path: Path, symbol: str, function: str | None, build_id: str | None) -> PlannedPatch:
+    """
+    Plan the replacement of ``function``, by default the one called like ``symbol``, by ``symbol`` of the object.
+
+    ``build_id``, in hex, is that of the module; None: the one that the object names, if any. Raise ``TargetError`` if
+    the object, the module or a symbol is unsuitable.
+    """
+    found = PatchObject.read(path)
+    found.function(symbol)
+    modules = mapped_modules(pid)
+    if not modules:
+        raise TargetError(f"process {pid} executes no file that can be read")
+    if modules[0].elf.machine != "x86_64":
+        raise TargetError(f"process {pid} executes {modules[0].elf.machine} code, and only x86_64 can be patched")
+    module, name = function_named(function or symbol, modules, pid)
+    _check_build_id(module, build_id or found.wanted_build_id, path if build_id is None else None)
+    link_address = module.module.address_of(name)
+    _refuse_go(module)
+    begin, end = _extent(module, link_address)
+    for record in patches_of(pid):
+        if record.start - begin in range(_JUMP_SIZE + 4) and is_active(pid, record):
+            raise TargetError(
+                f"'{name}' is already patched, by '{record.symbol}' of '{record.path}'",
+                hint=f"remove that patch first: dprobes patch --remove -p {pid} {record.function}",
+            )
+    plan = _plan_jump(ModuleCode.of(module.module, module.bias), begin, name)
+    originals = frozenset(ORIGINAL + each for each in (name.rpartition(":")[2], symbol))
+    with _memory_of(pid) as space:
+        addresses = _addresses(found, ProcessSymbols(pid, modules, module, space.read), originals, pid)
+    from dprobes.resolve.breakpoints import inlined_places
+
+    inlined = tuple(inlined_places(module.module, name.rpartition(":")[2]))
+    return PlannedPatch(pid, found, symbol, module, name, begin, end, plan, addresses, originals, inlined)
+
+
+@contextlib.contextmanager
+def _memory_of(pid: int) -> Iterator[ProcessSpace]:
+    """Open the memory of a process for reading; raise ``EngineError`` if that is refused, or the process has ended."""
+    try:
+        space = ProcessSpace.of_thread(pid, 8)
+    except PermissionError as error:
+        raise refused(pid) from error
+    except OSError as error:
+        raise EngineError(f"the memory of process {pid} cannot be read: {reason_of(error)}") from error
+    with contextlib.closing(space):
+        yield space
+
+
+def _check_build_id(module: MappedModule, wanted: str | None, path: Path | None) -> None:
+    if wanted is None:
+        return
+    found = module.elf.build_id or "none"
+    if wanted.lower() != found:
+        source = f"'{path}' was made for" if path is not None else "--build-id names"
+        raise TargetError(f"{source} build {wanted}, and '{module.name}' has the build-id {found}")
+
+
+def _refuse_go(module: MappedModule) -> None:
+    if module.elf.section(".gopclntab") is not None:
+        raise TargetError(f"'{module.name}' is a Go program, whose functions have other calling conventions")
+
+
+def _extent(module: MappedModule, link_address: int) -> tuple[int, int]:
+    """Return start and end of the function at a link address, as addresses of the process."""
+    covering = module.module.symbols.covering(link_address)
+    size = covering.size if covering is not None and covering.address == link_address else 0
+    if not size:
+        extent = module.elf.frames.extent(module.elf, link_address)
+        size = extent[1] - link_address if extent is not None else _JUMP_SIZE
+    return module.bias + link_address, module.bias + link_address + size
+
+
+def _plan_jump(code: ModuleCode, address: int, name: str) -> Plan:
+    site = look_at(code, address)
+    plan: Plan | str = site if isinstance(site, str) else site.jump()
+    if isinstance(plan, str) and not isinstance(site, str):
+        plan = site.window(())
+    if isinstance(plan, str):
+        raise TargetError(f"'{name}' cannot begin with a jump: its first instruction: {plan}")
+    if plan.crosses_page:
+        raise TargetError(f"'{name}' cannot begin with a jump: its first bytes are in two pages")
+    return plan
+
+
+def _addresses(found: PatchObject, symbols: ProcessSymbols, originals: frozenset[str], pid: int) -> dict[str, int]:
+    """Return the addresses of the symbols that an object uses, except ``originals``, whose address comes later."""
+    addresses: dict[str, int] = {}
+    for each in found.names:
+        if each in originals:
+            continue
+        address = symbols.address_of(each)
+        if address is None and each.startswith(ORIGINAL):  # the object also has replacements of other functions
+            address = symbols.address_of(each.removeprefix(ORIGINAL))
+        if address is None and not found.is_weak(each):
+            names = " or ".join(f"'{name}'" for name in sorted(originals))
+            raise TargetError(
+                f"'{each}', which '{found.path}' uses, is not a symbol of process {pid}",
+                hint=f"the function that is replaced is called {names}" if each.startswith(ORIGINAL) else None,
+            )
+        addresses[each] = address or 0
+    return addresses
+
+
+# Insertion and removal
+
+
+class _Memory(NamedTuple):
+    """The bytes of a patch's memory for one base address, the ranges of pages, and the jump to it."""
+
+    record: PatchRecord
+    image: bytes
+    pieces: tuple[Piece, ...]
+    site: SitePatch
+
+
+class NotNowError(Exception):
+    """Error that a patch cannot be written during this stop, with the reason, a clause."""
+
+
+def insert_patch(
+    planned: PlannedPatch, *, idle: float | None = None, pause: Callable[[float], None] = time.sleep
+) -> Inserted:
+    """
+    Insert a patch; return its record with figures of the stops.
+
+    With ``idle``, wait at most so many seconds until no thread has a frame in the function. ``pause`` sleeps between
+    two stops. Raise ``EngineError`` if the patch cannot be inserted.
+    """
+    pid = planned.pid
+    hold = ThreadHold(pid)
+    until = time.monotonic() + (_PATIENCE if idle is None else idle)
+    memory: _Memory | None = None
+    bases = stops = 0
+    try:
+        while True:
+            prepared = memory or _prepare(planned)
+            stops += 1
+            began = time.monotonic()
+            try:
+                with hold.stopped() as held:
+                    if memory is None:
+                        _map(held, prepared)
+                        memory = prepared
+                    _write(planned, held, memory, is_idle=idle is not None)
+                    count = len(held.threads)
+                return Inserted(memory.record, count, time.monotonic() - began, stops)
+            except NotNowError as error:
+                if time.monotonic() > until:
+                    raise EngineError(f"'{planned.name}' was not patched: {error}") from error
+            except FileExistsError as error:
+                bases += 1
+                if bases == _BASES:
+                    raise EngineError(f"'{planned.name}' was not patched: no place for it stays free") from error
+                continue
+            pause(_PAUSE)
+    except ProcessLookupError as error:
+        raise EngineError(f"process {pid} ended before it was patched") from error
+    except (InjectionError, ThreadGoneError) as error:
+        raise EngineError(f"'{planned.name}' was not patched: {error}") from error
+    finally:
+        hold.release_rest(_PATIENCE)
+
+
+def _prepare(planned: PlannedPatch) -> _Memory:
+    """Choose a free address for the memory of a patch, and make its contents; raise ``EngineError`` if none is near."""
+    pid, found, plan = planned.pid, planned.object, planned.plan
+    size = _OBJECT + found.size
+    near = [each for each in mappings_of(pid) if each.path == planned.module.name]
+    space = TrampolineSpace(mappings_of(pid), near[0].start, near[-1].end, growth=growth_of(pid))
+    reach = plan.reaches[0]
+    base = space.allocate(reach.first, reach.last - size, size)
+    if base is None:
+        raise EngineError(f"process {pid} has no {size} free bytes within reach of '{planned.name}'")
+    copy = displaced(plan.raw, plan.start, base + _COPY)
+    assert copy is not None, "the memory is within reach of the module"
+    known = {**planned.addresses, **dict.fromkeys(planned.originals, base + _COPY)}
+    target = base + _OBJECT + found.function(planned.symbol)
+    written, original = jump(plan.start, target), plan.raw[:_JUMP_SIZE]
+    record = PatchRecord(
+        base, size, plan.start, original, written, planned.name, planned.module.name, str(found.path.absolute()),
+        planned.symbol,
+    )  # fmt: skip
+    image = bytearray(size)
+    text = _encoded(record)
+    image[: len(text)] = text
+    image[_COPY : _COPY + len(copy.code)] = copy.code
+    image[_OBJECT:] = found.image(base + _OBJECT, lambda name: known[name])
+    pieces = (
+        Piece(_COPY, PAGE_SIZE, _PROT_READ_EXECUTE),
+        *(piece._replace(offset=piece.offset + _OBJECT) for piece in found.pieces()),
+    )
+    moves = tuple((at, to) for at in plan.boundaries[1:] if (to := copy.copy_of(at)) is not None)
+    site = SitePatch(
+        ((0, 0, planned.begin),), plan.start, plan.raw, (0, b""), ((plan.start, written),), (original,), moves,
+        copy.boundaries, base + _COPY + len(copy.code), begin=base + _COPY,
+    )  # fmt: skip
+    return _Memory(record, bytes(image), pieces, site)
+
+
+def _map(held: HeldProcess, memory: _Memory) -> None:
+    """
+    Map the memory of a patch in a stopped process, and write it.
+
+    Raise ``NotNowError`` if no thread can make a system call now, ``FileExistsError`` if the address is occupied, and
+    ``InjectionError`` if a call fails.
+    """
+    if held.running:
+        raise NotNowError(f"thread {held.running} does not stop")
+    if not held.ready:
+        raise NotNowError("no thread can make a system call now")
+    if not all(may_inject(thread) for thread in held.threads):
+        raise InjectionError("the process has a seccomp filter or a shadow stack, so it cannot be made to map memory")
+    reason: InjectionError | None = None
+    for thread in held.ready:
+        try:
+            _map_by(thread, memory)
+        except InjectionError as error:
+            reason = error
+            continue
+        return
+    raise NotNowError(str(reason))
+
+
+def _map_by(thread: Thread, memory: _Memory) -> None:
+    base, size = memory.record.base, memory.record.size
+    flags = _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_FIXED_NOREPLACE
+    with injecting(thread) as call:
+        found = call(MMAP[8], base, size, _PROT_READ, flags, -1, 0)
+        if found == -errno.EEXIST:
+            raise FileExistsError
+        if found < 0:
+            raise InjectionError(f"mmap(2): {reason_of_number(-found)}")
+        if found != base:  # a kernel that treats the address as a hint
+            call(MUNMAP[8], found, size)
+            raise FileExistsError
+        if thread.space.write(base, memory.image) < size:
+            raise InjectionError(f"there is no memory for {size} bytes")
+        for offset, length, protection in memory.pieces:
+            if result := call(_MPROTECT, base + offset, length, protection):
+                raise InjectionError(f"mprotect(2): {reason_of_number(-result)}")
+
+
+def _write(planned: PlannedPatch, held: HeldProcess, memory: _Memory, *, is_idle: bool) -> None:
+    """Write the jump of a patch whose memory is mapped; raise ``NotNowError`` if threads are in the way."""
+    if held.running:
+        raise NotNowError(f"thread {held.running} does not stop")
+    if is_idle and (inside := held.threads_in(planned.begin, planned.end)):
+        raise NotNowError(f"a frame of the function may be on the stack of thread {', '.join(map(str, inside))}")
+    places = ThreadPlaces(held.space, held.threads, [memory.site])
+    if (why := places.obstacle(memory.site)) is not None:
+        raise NotNowError(why)
+    if (why := write_jump(held.space, memory.site, places)) is not None:
+        raise EngineError(
+            f"'{planned.name}' was not patched: {why}",
+            hint="another tool, or another run of dprobes, may have a breakpoint or a jump there",
+        )
+
+
+def remove_patch(pid: int, record: PatchRecord) -> bool:
+    """
+    Restore the bytes that a patch has replaced; return whether memory had the jump.
+
+    Its memory stays mapped. Raise ``EngineError`` if the threads of the process cannot be stopped.
+    """
+    hold = ThreadHold(pid)
+    until = time.monotonic() + _PATIENCE
+    try:
+        while True:
+            with hold.stopped() as held:
+                if not held.running:
+                    return _restore(held, record)
+                running = held.running
+            if time.monotonic() > until:
+                raise EngineError(f"the patch of '{record.function}' was not removed: thread {running} does not stop")
+            time.sleep(_PAUSE)
+    except ProcessLookupError:
+        return False
+    finally:
+        hold.release_rest(_PATIENCE)
+
+
+def _restore(held: HeldProcess, record: PatchRecord) -> bool:
+    try:
+        found = os.pread(held.space.memory, _JUMP_SIZE, record.start)
+        left = without_jump(found, record.jump, record.original)
+        if left is None or left == found:
+            return False
+        return os.pwrite(held.space.memory, left, record.start) == _JUMP_SIZE
+    except OSError:
+        return False
+
+
+# Records
+
+
+def patches_of(pid: int) -> list[PatchRecord]:
+    """
+    Return the records of all patches of a process, removed ones included.
+
+    Raise ``TargetError`` or ``EngineError`` if its memory cannot be read.
+    """
+    found = []
+    mappings = mappings_of(pid)
+    with _memory_of(pid) as space:
+        for each in mappings:
+            if each.permissions == "r--p" and not each.inode and not each.path:
+                with contextlib.suppress(OSError):
+                    if (record := _decoded(space.read(each.start, PAGE_SIZE), each.start)) is not None:
+                        found.append(record)
+    return found
+
+
+def is_active(pid: int, record: PatchRecord) -> bool:
+    """Return whether memory of a process has the jump of a patch; a uprobe may have changed its first byte."""
+    with contextlib.suppress(OSError, EngineError), _memory_of(pid) as space:
+        return space.read(record.start, _JUMP_SIZE)[1:] == record.jump[1:]
+    return False
+
+
+def _encoded(record: PatchRecord) -> bytes:
+    row = record._asdict() | {"original": record.original.hex(), "jump": record.jump.hex()}
+    text = json.dumps(row).encode()
+    if len(text) > _RECORD_MAX:
+        raise EngineError("the names of the module, the function and the object are too long for a patch")
+    return _MARK + text
+
+
+def _decoded(data: bytes, base: int) -> PatchRecord | None:
+    """Return the record in a page of a process at ``base``; None if there is no valid one."""
+    if not data.startswith(_MARK):
+        return None
+    try:
+        row: dict[str, Any] = json.loads(data[len(_MARK) :].rstrip(b"\0"))
+        start, size = (_number(row[name]) for name in ("start", "size"))
+        original, written = (_piece(row[name]) for name in ("original", "jump"))
+        function, module, path, symbol = (_name(row[name]) for name in ("function", "module", "path", "symbol"))
+        record = PatchRecord(_number(row["base"]), size, start, original, written, function, module, path, symbol)
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return record if record.base == base and record.jump.startswith(_JUMP) else None
+
+
+def _number(value: object) -> int:
+    if not isinstance(value, int) or not 0 <= value <= _WORD_MAX:
+        raise ValueError(f"{value!r} is neither an address nor a size")
+    return value
+
+
+def _piece(text: str) -> bytes:
+    data = bytes.fromhex(text)
+    if len(data) != _JUMP_SIZE:
+        raise ValueError(f"a jump of {len(data)} bytes")
+    return data
+
+
+def _name(value: object) -> str:
+    if not isinstance(value, str) or len(value) > _NAME_MAX:
+        raise ValueError("a name that is too long, or none")
+    return value

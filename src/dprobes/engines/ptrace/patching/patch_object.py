@@ -1,0 +1,273 @@
+"""
+The shared object of a live patch: what it contains, why it is refused, and its bytes at an address.
+
+The object is relocated here, not by the dynamic linker of the process, so it must not need what only that linker can
+provide. Rules: System V ABI chapter 5, and the AMD64 supplement, "Relocation".
+
+::
+
+    RELA    word place | word symbol << 32 | kind | word addend
+    SYM     u32 name | u8 binding << 4 | type | u8 other | u16 section | word value | word size
+"""
+
+from __future__ import annotations
+
+import struct
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+from dprobes.diagnostics import near_names
+from dprobes.errors import TargetError
+from dprobes.target.elf.elf_file import ElfFile
+from dprobes.target.process_maps import PAGE_SIZE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+    from typing import NoReturn
+
+    from dprobes.target.elf.elf_headers import LoadSegment
+
+__all__ = ["ORIGINAL", "DynamicSymbol", "PatchObject", "Piece", "dynamic_relocations"]
+
+ORIGINAL = "orig_"
+"""Prefix of the name by which the object calls the function that it replaces."""
+
+BUILD_ID_SECTION = ".dprobes.build-id"
+"""Section with the build-id, in hex, of the module that the object was made for."""
+
+_SIZE_MAX = 256 << 20
+"""Maximum size of an object's memory in bytes."""
+
+_BUILD_ID_MAX = 256
+_RELOCATIONS_MAX = 1 << 20
+
+_RELA, _SYM = struct.Struct("<QQq"), struct.Struct("<IBBHQQ")
+_NONE, _64, _GLOB_DAT, _JUMP_SLOT, _RELATIVE, _IRELATIVE = 0, 1, 6, 7, 8, 37
+_THREAD_LOCAL = frozenset((16, 17, 18, 36))  # DTPMOD64, DTPOFF64, TPOFF64, TLSDESC
+_STT_TLS, _STT_GNU_IFUNC, _STB_WEAK = 6, 10, 2
+_PF_X, _PF_W = 1, 2
+
+_DT_PLTRELSZ, _DT_STRTAB, _DT_SYMTAB, _DT_RELA, _DT_RELASZ, _DT_JMPREL = 2, 5, 6, 7, 8, 23
+_DT_INIT, _DT_FINI, _DT_TEXTREL, _DT_FLAGS, _DT_RELR = 12, 13, 22, 30, 36
+_DT_ARRAYS = (27, 28, 33)  # sizes of the arrays of constructors, destructors, and early constructors
+_DF_TEXTREL = 4
+
+_EXCEPTIONS = ("__cxa_throw", "__gxx_personality_v0", "_Unwind_Resume", "rust_eh_personality")
+_EXCEPTION_TABLE = ".gcc_except_table"
+
+
+class DynamicSymbol(NamedTuple):
+    """A symbol that a relocation of a file names; ``section`` is 0 if it is defined in another file."""
+
+    name: str
+    kind: int
+    binding: int
+    section: int
+    value: int
+
+
+class Relocation(NamedTuple):
+    """A relocation of the word at the link address ``place``; ``symbol`` is None if it names none."""
+
+    place: int
+    kind: int
+    symbol: DynamicSymbol | None
+    addend: int
+
+
+class Piece(NamedTuple):
+    """A range of an object's pages, at an offset from the object's start, with the ``PROT_*`` bits of mprotect(2)."""
+
+    offset: int
+    size: int
+    protection: int
+
+
+def dynamic_relocations(elf: ElfFile) -> Iterator[Relocation]:
+    """Iterate over the relocations that the dynamic linker applies to an x86-64 file, packed ones excluded."""
+    values = elf.dynamic.values
+    for table, size in ((_DT_RELA, _DT_RELASZ), (_DT_JMPREL, _DT_PLTRELSZ)):
+        count = values.get(size, 0) // _RELA.size if table in values else 0
+        if count > _RELOCATIONS_MAX:
+            elf.malformed(f"a table of {count} relocations is larger than the {_RELOCATIONS_MAX} that are read")
+        rows = elf.read(values[table], count * _RELA.size) if count else b""
+        for place, info, addend in _RELA.iter_unpack(rows):
+            yield Relocation(place, info & 0xFFFFFFFF, _symbol(elf, info >> 32), addend)
+
+
+def _symbol(elf: ElfFile, index: int) -> DynamicSymbol | None:
+    values = elf.dynamic.values
+    if not index or _DT_SYMTAB not in values:
+        return None
+    name, info, _, section, value, _ = _SYM.unpack(elf.read(values[_DT_SYMTAB] + index * _SYM.size, _SYM.size))
+    strings = elf.file_offset(values.get(_DT_STRTAB, -1))
+    if strings is None:
+        elf.malformed("its symbols have no names")
+    return DynamicSymbol(elf.string_at(strings + name, len(elf.data)), info & 15, info >> 4, section, value)
+
+
+class PatchObject:
+    """A shared object with functions that replace others; made by ``read``."""
+
+    def __init__(self, elf: ElfFile, relocations: tuple[Relocation, ...]) -> None:
+        self._elf = elf
+        self._relocations = relocations
+        self._segments = tuple(segment for segment in elf.load_segments if segment.memsz)
+        self._start = min(segment.vaddr for segment in self._segments) & -PAGE_SIZE
+        end = max(segment.vaddr + segment.memsz for segment in self._segments)
+        self.size = -(self._start - end) + PAGE_SIZE - 1 & -PAGE_SIZE
+        """Size in bytes of the memory that the object needs, in whole pages."""
+
+    @classmethod
+    def read(cls, path: Path) -> PatchObject:
+        """Read a shared object; raise ``TargetError`` if it needs what only the dynamic linker can provide."""
+        elf = ElfFile.open(path)
+        if elf.machine != "x86_64" or elf.type != "dyn" or not elf.load_segments or elf.interpreter is not None:
+            raise TargetError(
+                f"'{path}' is not a shared object for x86-64", hint="make it with gcc -shared -fPIC -nostartfiles"
+            )
+        _refuse_dynamic(elf)
+        _refuse_segments(elf)
+        relocations = tuple(dynamic_relocations(elf))
+        for relocation in relocations:
+            _refuse_relocation(elf, relocation)
+        if elf.section(_EXCEPTION_TABLE) is not None:
+            _refuse_exceptions(elf)
+        return cls(elf, relocations)
+
+    @property
+    def path(self) -> Path:
+        """The path of the object's file."""
+        return self._elf.path
+
+    @property
+    def names(self) -> list[str]:
+        """The names of other files' symbols that the object uses, each once."""
+        undefined = (each.symbol for each in self._relocations if each.symbol is not None and not each.symbol.section)
+        return list(dict.fromkeys(symbol.name for symbol in undefined))
+
+    def is_weak(self, name: str) -> bool:
+        """Return whether all uses of another file's symbol are weak: it may be missing, and is 0 then."""
+        used = [each.symbol for each in self._relocations if each.symbol is not None and each.symbol.name == name]
+        return all(symbol.binding == _STB_WEAK for symbol in used)
+
+    @property
+    def wanted_build_id(self) -> str | None:
+        """The build-id of the module that the object was made for, in hex; None if the object names none."""
+        section = self._elf.section(BUILD_ID_SECTION)
+        if section is None:
+            return None
+        data = bytes(self._elf.bytes_at(section.offset, min(section.size, _BUILD_ID_MAX), BUILD_ID_SECTION))
+        return data.partition(b"\0")[0].decode("ascii", "replace").strip().lower()
+
+    def function(self, name: str) -> int:
+        """Return the offset of a function from the object's start; raise ``TargetError`` if there is none."""
+        from dprobes.target.elf.symbol_table import elf_symbols
+
+        tables = elf_symbols(self._elf)
+        found = [symbol for table in tables for symbol in table.find(name)]
+        for symbol in found:
+            if symbol.kind == "ifunc":
+                self._refuse_chosen()
+            if symbol.kind == "func":
+                return symbol.address - self._start
+        if found:
+            raise TargetError(f"'{name}' in '{self.path}' is not a function")
+        known = {symbol.name for t in tables for _, _, i in t.code() if (symbol := t.symbol(i)).kind == "func"}
+        near = near_names(name, known, 1)
+        hint = f"did you mean '{near[0]}'?" if near else None
+        raise TargetError(f"'{self.path}' has no function '{name}'", hint=hint)
+
+    def pieces(self) -> list[Piece]:
+        """Return the ranges of pages with the same protection, by ascending offset."""
+        found = []
+        for segment in sorted(self._segments):
+            start, end = _pages_of(segment)
+            # PF_X, PF_W and PF_R are 1, 2 and 4, and PROT_READ, PROT_WRITE and PROT_EXEC are 1, 2 and 4.
+            protection = 1 | segment.flags & _PF_W | (4 if segment.flags & _PF_X else 0)
+            found.append(Piece(start - self._start, end - start, protection))
+        return found
+
+    def image(self, base: int, address_of: Callable[[str], int]) -> bytes:
+        """
+        Return the bytes of the object's memory at the address ``base``, relocated.
+
+        ``address_of`` returns the address of another file's symbol by its name.
+        """
+        image = bytearray(self.size)
+        bias = base - self._start
+        for segment in self._segments:
+            data = self._elf.bytes_at(segment.offset, segment.filesz, "a segment")
+            image[segment.vaddr - self._start : segment.vaddr - self._start + len(data)] = data
+        for place, kind, symbol, addend in self._relocations:
+            if kind == _NONE:
+                continue
+            value = bias
+            if symbol is not None:
+                value = bias + symbol.value if symbol.section else address_of(symbol.name)
+            if kind in (_64, _RELATIVE):
+                value += addend
+            word = (value & (1 << 64) - 1).to_bytes(8, "little")
+            image[place - self._start : place - self._start + 8] = word
+        return bytes(image)
+
+    def _refuse_chosen(self) -> NoReturn:
+        _refuse(self._elf, "has a function that is chosen at run time (IFUNC)", "give the one to be used a plain name")
+
+
+def _pages_of(segment: LoadSegment) -> tuple[int, int]:
+    end = segment.vaddr + segment.memsz
+    return segment.vaddr & -PAGE_SIZE, end + PAGE_SIZE - 1 & -PAGE_SIZE
+
+
+def _refuse(elf: ElfFile, reason: str, hint: str | None = None) -> NoReturn:
+    """Raise ``TargetError`` for an object that cannot be loaded; ``reason`` is a clause with the subject "it"."""
+    raise TargetError(f"'{elf.path}' {reason}", hint=hint)
+
+
+def _refuse_exceptions(elf: ElfFile) -> NoReturn:
+    _refuse(elf, "throws or handles exceptions, whose tables the program would not find", "compile it -fno-exceptions")
+
+
+def _refuse_dynamic(elf: ElfFile) -> None:
+    values = elf.dynamic.values
+    if _DT_INIT in values or _DT_FINI in values or any(values.get(size) for size in _DT_ARRAYS):
+        _refuse(
+            elf, "has constructors or destructors, which are not run",
+            "link it with -nostartfiles, and initialize variables with constants",
+        )  # fmt: skip
+    if _DT_TEXTREL in values or values.get(_DT_FLAGS, 0) & _DF_TEXTREL:
+        _refuse(elf, "has relocations in its code", "compile it with -fPIC")
+    if _DT_RELR in values:
+        _refuse(elf, "has packed relocations (DT_RELR)", "link it with -z nopack-relative-relocs")
+
+
+def _refuse_segments(elf: ElfFile) -> None:
+    segments = sorted(segment for segment in elf.load_segments if segment.memsz)
+    if any(segment.flags & _PF_W and segment.flags & _PF_X for segment in segments):
+        _refuse(elf, "has memory that is both writable and executable")
+    pages = [_pages_of(segment) for segment in segments]
+    if any(before[1] > after[0] for before, after in pairwise(pages)):
+        _refuse(elf, "has segments that share a page", "link it with -z separate-code")
+    size = pages[-1][1] - pages[0][0]
+    if size > _SIZE_MAX:
+        _refuse(elf, f"needs {size} bytes of memory, more than the {_SIZE_MAX} that a patch may have")
+
+
+def _refuse_relocation(elf: ElfFile, relocation: Relocation) -> None:
+    place, kind, symbol, _ = relocation
+    if kind in _THREAD_LOCAL or (symbol is not None and symbol.kind == _STT_TLS):
+        name = f" '{symbol.name}'" if symbol is not None and symbol.name else ""
+        _refuse(elf, f"has or uses a thread-local variable{name}, which needs the dynamic linker")
+    if kind == _IRELATIVE or (symbol is not None and symbol.section and symbol.kind == _STT_GNU_IFUNC):
+        _refuse(elf, "has a function that is chosen at run time (IFUNC)", "give the one to be used a plain name")
+    if kind not in (_NONE, _64, _GLOB_DAT, _JUMP_SLOT, _RELATIVE):
+        _refuse(elf, f"has a relocation of kind {kind}, which is not supported", "compile it with -fPIC")
+    if symbol is not None and symbol.name in _EXCEPTIONS:
+        _refuse_exceptions(elf)
+    segments = (segment for segment in elf.load_segments if segment.vaddr <= place)
+    if kind != _NONE and not any(
+        place + 8 <= segment.vaddr + segment.memsz and not segment.flags & _PF_X for segment in segments
+    ):
+        elf.malformed("a relocation lies outside of its data")

@@ -1,0 +1,380 @@
+"""``dprobes patch``: functions of running programs are replaced, and restored; no call is ever wrong."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dprobes.engines.ptrace.patching.live_patches import insert_patch, is_active, patches_of, plan_patch, remove_patch
+from dprobes.engines.ptrace.tracer.thread_stopper import await_stop
+from dprobes.platform.linux import ptrace_calls
+from dprobes.target.elf.elf_file import ElfFile
+from integration.support import (
+    DPROBES,
+    PROGRAMS,
+    TIMEOUT,
+    await_line,
+    code_is_original,
+    environment,
+    is_traced,
+    running,
+)
+from support.rounds import rounds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from integration.support import Builder
+
+OBJECT = ("-shared", "-fPIC", "-nostartfiles")
+OTHER_PART = str(PROGRAMS / "named_twice.c")
+FORMS = {
+    "pie": ("-O1",),
+    "fixed": ("-O1", "-no-pie"),
+    "short": ("-O0",),
+    "marked": ("-O0", "-fcf-protection"),
+}
+"""Flags for programs in which the first instructions of the function differ, and their addresses."""
+
+CYCLES = """
+import sys
+from pathlib import Path
+from dprobes.engines.ptrace.patching.live_patches import insert_patch, is_active, patches_of, plan_patch, remove_patch
+pid = int(sys.argv[1])
+for record in patches_of(pid):
+    if is_active(pid, record):
+        remove_patch(pid, record)
+planned = plan_patch(pid, Path(sys.argv[2]), "work", None, None)
+print("planned", flush=True)
+while True:
+    remove_patch(pid, insert_patch(planned).record)
+"""
+
+
+def program_of(build: Builder, form: str = "pie") -> Path:
+    return build("replaced.c", *FORMS[form], OTHER_PART)
+
+
+def patch(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [*DPROBES, "patch", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, env=environment(), check=False)
+
+
+def ask(process: subprocess.Popen[str], line: str = "") -> str:
+    """Write a line to a program, and return the line that it prints."""
+    assert process.stdin is not None
+    process.stdin.write(f"{line}\n")
+    process.stdin.flush()
+    return await_line(process).rstrip("\n")
+
+
+def results_of(process: subprocess.Popen[str]) -> list[int]:
+    """End the input of replaced.c; return its numbers of results: original, patched, wrong."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.close()
+    found = [int(word) for word in process.stdout.readlines()[-1].split()]
+    assert process.wait(TIMEOUT) == 0
+    return found
+
+
+@pytest.fixture
+def replaced(build: Builder) -> Iterator[subprocess.Popen[str]]:
+    with running(program_of(build), stdin=subprocess.PIPE) as process:
+        assert await_line(process) == "ready\n"
+        yield process
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_no_call_is_wrong_while_a_function_is_replaced_and_restored(form: str, build: Builder) -> None:
+    program, replacing = program_of(build, form), build("replacing.c", *OBJECT)
+    cycles = rounds(1000, 100 if form == "short" else 20)
+    with running(program, stdin=subprocess.PIPE) as process:
+        assert await_line(process) == "ready\n"
+        planned = plan_patch(process.pid, replacing, "work", None, None)
+        for _ in range(cycles):
+            record = insert_patch(planned).record
+            assert is_active(process.pid, record)
+            assert remove_patch(process.pid, record)
+            assert not is_active(process.pid, record)
+        assert code_is_original(process.pid, program)
+        assert len(patches_of(process.pid)) == cycles
+        original, patched, wrong = results_of(process)
+    assert wrong == 0
+    assert original
+    assert patched
+
+
+def test_a_killed_dprobes_leaves_either_function(build: Builder, replaced: subprocess.Popen[str]) -> None:
+    replacing = build("replacing.c", *OBJECT)
+    moments = random.Random(34)
+    for _ in range(rounds(300, 10)):
+        tool = [sys.executable, "-c", CYCLES, str(replaced.pid), str(replacing)]
+        with running(*tool, env=environment()) as cycling:
+            assert await_line(cycling) == "planned\n"
+            time.sleep(moments.random() / 5)
+            cycling.send_signal(signal.SIGKILL)
+            cycling.wait(TIMEOUT)
+        assert not is_traced(replaced.pid)
+        assert ask(replaced).split()[0] in ("1003", "1001003")
+    if any(is_active(replaced.pid, record) for record in patches_of(replaced.pid)):
+        assert patch("--remove", "-p", replaced.pid, "--allow-write").returncode == 0
+    assert code_is_original(replaced.pid, program_of(build))
+    assert results_of(replaced)[2] == 0
+
+
+def test_the_end_of_a_run_restores_the_function(build: Builder, replaced: subprocess.Popen[str]) -> None:
+    replacing = build("replacing.c", *OBJECT)
+    command = [*DPROBES, "patch", f"{replacing}:work", "-p", replaced.pid, "--allow-write"]
+    assert ask(replaced) == "1003 107 4"
+    with running(*command, env=environment(), stderr=subprocess.PIPE) as tool:
+        said = await_line(tool)
+        assert re.fullmatch(
+            rf"patched 'work' of '{program_of(build)}' in process {replaced.pid}: 9 threads stopped for [\d.]+ ms"
+            r"(, at stop \d+)?; 28 KiB at 0x[0-9a-f]+\n",
+            said,
+        )
+        assert not is_traced(replaced.pid)
+        assert ask(replaced).split()[0] == "1001003"
+        tool.send_signal(signal.SIGINT)
+        output, errors = tool.communicate(timeout=TIMEOUT)
+    assert output == (
+        f"restored 'work' in process {replaced.pid}; 28 KiB of the patch stay mapped, as threads may be in it\n"
+    )
+    assert errors.endswith("Ctrl-C restores the function\n")
+    assert tool.returncode == 0
+    assert ask(replaced) == "1003 107 4"
+    assert code_is_original(replaced.pid, program_of(build))
+
+
+def test_the_run_ends_with_the_process(build: Builder, replaced: subprocess.Popen[str]) -> None:
+    replacing = build("replacing.c", *OBJECT)
+    command = [*DPROBES, "patch", f"{replacing}:work", "-p", replaced.pid, "--allow-write"]
+    with running(*command, env=environment(), stderr=subprocess.PIPE) as tool:
+        await_line(tool)
+        results_of(replaced)
+        _, errors = tool.communicate(timeout=TIMEOUT)
+    assert errors.endswith(f"process {replaced.pid} has ended\n")
+    assert tool.returncode == 0
+
+
+def test_a_persistent_patch_is_listed_and_removed(build: Builder, replaced: subprocess.Popen[str]) -> None:
+    replacing = build("replacing.c", *OBJECT)
+    done = patch(f"{replacing}:work", "-p", replaced.pid, "--allow-write", "--persist")
+    assert done.returncode == 0
+    assert ask(replaced).split()[0] == "1001003"
+    again = patch(f"{replacing}:work", "-p", replaced.pid, "--allow-write", "--persist")
+    assert again.stderr == (
+        f"dprobes: error: 'work' is already patched, by 'work' of '{replacing}'\n"
+        f"hint: remove that patch first: dprobes patch --remove -p {replaced.pid} work\n"
+    )
+    rows = [line.split() for line in patch("--list", "-p", replaced.pid).stdout.splitlines()]
+    assert rows == [
+        ["FUNCTION", "MODULE", "STATE", "PATCH", "KIB"],
+        ["work", program_of(build).name, "active", f"{replacing}:work", "28"],
+    ]
+    assert patch("--remove", "-p", replaced.pid, "--allow-write", "work").returncode == 0
+    assert patch("--list", "-p", replaced.pid).stdout.splitlines()[1].split()[2] == "removed"
+    missing = patch("--remove", "-p", replaced.pid, "--allow-write", "work")
+    assert missing.stderr == (
+        f"dprobes: error: process {replaced.pid} has no patch of 'work'\n"
+        f"hint: dprobes patch --list -p {replaced.pid} lists them\n"
+    )
+    assert ask(replaced).split()[0] == "1003"
+    assert results_of(replaced)[2] == 0
+
+
+def test_names_of_the_program_are_found(build: Builder, replaced: subprocess.Popen[str]) -> None:
+    """A static variable by its source file, a variable of the program, and strlen, which is chosen at run time."""
+    replacing = build("replacing.c", *OBJECT)
+    for name in ("uses_spread", "length"):
+        assert patch(f"{replacing}:{name}", "-p", replaced.pid, "--allow-write", "--persist").returncode == 0
+    assert ask(replaced) == "1003 77078 104"
+
+
+def test_inlined_copies_are_counted(build: Builder, replaced: subprocess.Popen[str]) -> None:
+    replacing = build("replacing.c", *OBJECT)
+    done = patch(f"{replacing}:spread", "-p", replaced.pid, "--allow-write", "--persist")
+    assert done.stderr.endswith("\ndprobes: warning: 1 inlined copy of 'spread' is not patched: uses_spread\n")
+
+
+def test_a_missing_build_id_is_mentioned_and_a_wrong_one_refused(
+    build: Builder, replaced: subprocess.Popen[str]
+) -> None:
+    replacing, program = build("replacing.c", *OBJECT), program_of(build)
+    identity = ElfFile.open(program).build_id
+    done = patch(f"{replacing}:uses_spread", "-p", replaced.pid, "--allow-write", "--persist")
+    assert done.stderr == (
+        f"dprobes: note: '{replacing}' names no build-id, so '{program}' may be another build\n"
+        f"hint: --build-id {identity}\n"
+    )
+    known = patch(f"{replacing}:work", "-p", replaced.pid, "--allow-write", "--persist", "--build-id", identity)
+    assert (known.returncode, known.stderr) == (0, "")
+    other = patch(f"{replacing}:length", "-p", replaced.pid, "--allow-write", "--build-id", "12ab")
+    assert other.stderr == f"dprobes: error: --build-id names build 12ab, and '{program}' has the build-id {identity}\n"
+
+
+def test_a_patch_waits_until_no_frame_is_left(build: Builder, replaced: subprocess.Popen[str]) -> None:
+    replacing = build("replacing.c", *OBJECT)
+    waiting = ("-p", replaced.pid, "--allow-write", "--persist", "--when-idle", "0.1")
+    busy = patch(f"{replacing}:next_line", *waiting)
+    assert busy.stderr.endswith(
+        f"dprobes: error: 'next_line' was not patched: a frame of the function may be on the stack of thread "
+        f"{replaced.pid}\n"
+    )
+    assert patches_of(replaced.pid)
+    assert not any(is_active(replaced.pid, each) for each in patches_of(replaced.pid))
+    assert patch(f"{replacing}:length", *waiting).returncode == 0
+    assert patch(f"{replacing}:next_line", *waiting[:-2]).returncode == 0  # the next call is patched
+    assert ask(replaced).split()[2] == "104"
+    assert replaced.stdin is not None
+    replaced.stdin.write("q\n")
+    replaced.stdin.flush()
+    assert replaced.wait(TIMEOUT) == 0
+
+
+def test_a_method_of_cpp_is_replaced(build: Builder) -> None:
+    program = build("priced.cc", compiler="g++")
+    repricing = build("repricing.cc", *OBJECT, "-fno-exceptions", compiler="g++")
+    with running(program, stdin=subprocess.PIPE) as shop:
+        assert await_line(shop) == "ready\n"
+        assert [ask(shop, "tea"), ask(shop, "milk")] == ["30", "40"]
+        arguments = ("-p", shop.pid, "--allow-write", "--persist")
+        assert patch(f"{repricing}:price=Shop::price", *arguments).returncode == 0
+        assert [ask(shop, "tea"), ask(shop, "milk")] == ["530", "40"]
+
+
+def test_a_function_of_the_c_library_is_replaced_in_python(build: Builder) -> None:
+    resolving = build("resolving.c", *OBJECT)
+    script = "import socket, sys\nfor _ in sys.stdin: print(socket.getaddrinfo('127.0.0.1', 80)[0][4][0], flush=True)"
+    with running(sys.executable, "-c", script, stdin=subprocess.PIPE) as python:
+        assert ask(python) == "127.0.0.1"
+        arguments = ("-p", python.pid, "--allow-write", "--persist")
+        assert patch(f"{resolving}:getaddrinfo=libc.so.6:getaddrinfo", *arguments).returncode == 0
+        assert ask(python) == "127.0.0.9"
+        assert patch("--remove", "-p", python.pid, "--allow-write").returncode == 0
+        assert ask(python) == "127.0.0.1"
+
+
+REFUSED = {
+    "CONSTRUCTOR": (
+        (), "'{path}' has constructors or destructors, which are not run",
+        "link it with -nostartfiles, and initialize variables with constants",
+    ),
+    "DESTRUCTOR": (
+        (), "'{path}' has constructors or destructors, which are not run",
+        "link it with -nostartfiles, and initialize variables with constants",
+    ),
+    "CODE": (("-Wl,-z,notext",), "'{path}' has relocations in its code", "compile it with -fPIC"),
+    "THREAD": ((), "'{path}' has or uses a thread-local variable, which needs the dynamic linker", None),
+    "FOREIGN_THREAD": (
+        (), "'{path}' has or uses a thread-local variable 'of_program', which needs the dynamic linker", None,
+    ),
+    "CHOSEN": (
+        (), "'{path}' has a function that is chosen at run time (IFUNC)", "give the one to be used a plain name",
+    ),
+    "KIND": ((), "'{path}' has a relocation of kind 33, which is not supported", "compile it with -fPIC"),
+    "WRITABLE": (("-Wl,--no-warn-rwx-segments",), "'{path}' has memory that is both writable and executable", None),
+    "PACKED": (
+        ("-Wl,-z,pack-relative-relocs",), "'{path}' has packed relocations (DT_RELR)",
+        "link it with -z nopack-relative-relocs",
+    ),
+    "MISSING": ((), "'nowhere', which '{path}' uses, is not a symbol of process {pid}", None),
+    "AMBIGUOUS": (
+        (), "'table_size' is the name of several symbols of '{program}'",
+        'declare one with its source file: __asm__("\\"replaced.c:table_size\\"")',
+    ),
+    "PROGRAM_CHOOSES": (
+        (),
+        (
+            "'chosen' in '{program}' is chosen at run time (IFUNC), and process {pid} has not called it yet, so its "
+            "address is unknown"
+        ),
+        "call another function, or one of the functions that it can choose, in the patch",
+    ),
+    "BUILD": ((), "'{path}' was made for build 0123456789abcdef, and '{program}' has the build-id {identity}", None),
+}  # fmt: skip
+"""Objects that are refused: flags for the compiler, message, and hint."""
+
+
+@pytest.fixture(scope="module")
+def unchanged(build: Builder) -> Iterator[subprocess.Popen[str]]:
+    """A program that no patch of these tests changes."""
+    with running(program_of(build), stdin=subprocess.PIPE) as process:
+        assert await_line(process) == "ready\n"
+        process.send_signal(signal.SIGSTOP)
+        yield process
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_an_object_is_refused(reason: str, build: Builder, unchanged: subprocess.Popen[str]) -> None:
+    flags, message, hint = REFUSED[reason]
+    path, program = build("refused.c", *OBJECT, f"-DREASON_{reason}", *flags), program_of(build)
+    done = patch(f"{path}:work", "-p", unchanged.pid, "--allow-write")
+    identity = ElfFile.open(program).build_id
+    wanted = message.format(path=path, pid=unchanged.pid, program=program, identity=identity)
+    assert done.stderr == f"dprobes: error: {wanted}\n" + (f"hint: {hint}\n" if hint else "")
+    assert done.returncode != 0
+    assert patches_of(unchanged.pid) == []
+
+
+def test_an_object_with_exceptions_is_refused(build: Builder, unchanged: subprocess.Popen[str]) -> None:
+    path = build("refused.cc", *OBJECT, compiler="g++")
+    assert patch(f"{path}:work", "-p", unchanged.pid, "--allow-write").stderr == (
+        f"dprobes: error: '{path}' throws or handles exceptions, whose tables the program would not find\n"
+        "hint: compile it -fno-exceptions\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        (
+            "{program}:work",
+            "'{program}' is not a shared object for x86-64\nhint: make it with gcc -shared -fPIC -nostartfiles",
+        ),
+        ("{path}:wrok", "'{path}' has no function 'wrok'\nhint: did you mean 'work'?"),
+        ("{path}:work=tiny", "'tiny' cannot begin with a jump: its first instruction: too few dead bytes follow it"),
+        ("{path}:work=libnowhere.so.9:f", "process {pid} has no code of a module 'libnowhere.so.9'"),
+    ],
+)
+def test_a_patch_is_refused(what: str, message: str, build: Builder, unchanged: subprocess.Popen[str]) -> None:
+    names = {"path": build("replacing.c", *OBJECT), "program": program_of(build), "pid": unchanged.pid}
+    done = patch(what.format(**names), "-p", unchanged.pid, "--allow-write")
+    assert done.stderr == f"dprobes: error: {message.format(**names)}\n"
+
+
+def test_a_stopped_process_is_not_patched(build: Builder, unchanged: subprocess.Popen[str]) -> None:
+    replacing = build("replacing.c", *OBJECT)
+    done = patch(f"{replacing}:work", "-p", unchanged.pid, "--allow-write", "--when-idle", "0")
+    assert done.stderr.endswith("dprobes: error: 'work' was not patched: no thread can make a system call now\n")
+
+
+def test_a_patch_needs_permission_to_write(build: Builder, unchanged: subprocess.Popen[str]) -> None:
+    replacing = build("replacing.c", *OBJECT)
+    done = patch(f"{replacing}:work", "-p", unchanged.pid)
+    assert done.stderr.endswith("Error: a patch changes the code of the process: allow it with --allow-write\n")
+
+
+def test_a_traced_process_is_not_patched(build: Builder, replaced: subprocess.Popen[str]) -> None:
+    replacing = build("replacing.c", *OBJECT)
+    ptrace_calls.seize(replaced.pid, follow=False)
+    try:
+        done = patch(f"{replacing}:length", "-p", replaced.pid, "--allow-write")
+        assert done.stderr.endswith(
+            f"dprobes: error: process {replaced.pid} is already traced by process {os.getpid()}\n"
+        )
+    finally:
+        ptrace_calls.interrupt(replaced.pid)
+        await_stop(replaced.pid)
+        ptrace_calls.detach(replaced.pid)
+    assert results_of(replaced)[2] == 0
