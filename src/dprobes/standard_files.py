@@ -72,6 +72,9 @@ class WaitingFile(io.RawIOBase):
     With ``is_owned``, ``close`` closes ``descriptor`` as well.
     """
 
+    _close_descriptor = staticmethod(os.close)
+    """``os.close``, also while the interpreter ends and has cleared this module's names."""
+
     def __init__(self, descriptor: int, name: str, ending: EndingSignals, *, is_owned: bool = False) -> None:
         super().__init__()
         self._descriptor = descriptor
@@ -139,9 +142,9 @@ class WaitingFile(io.RawIOBase):
         """Close the descriptor that was opened anew; the original one is closed only if it is owned."""
         if not self.closed:
             if self._own >= 0:
-                os.close(self._own)
+                self._close_descriptor(self._own)
             if self._is_owned:
-                os.close(self._descriptor)
+                self._close_descriptor(self._descriptor)
         super().close()
 
     def end_wait(self) -> bool:

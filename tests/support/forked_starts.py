@@ -187,10 +187,18 @@ class ForkedPopen(subprocess.Popen[Any]):
         return pid, status
 
     def _internal_poll(self, *arguments: Any, **keywords: Any) -> int | None:
-        if self._status_end is not None:
-            keywords["_waitpid"] = self._wait_for
-        status: int | None = super()._internal_poll(*arguments, **keywords)  # type: ignore[misc]
-        return status
+        if self._status_end is None:
+            status: int | None = super()._internal_poll(*arguments, **keywords)  # type: ignore[misc]
+            return status
+        # The parameters by which the base class finds waitpid differ between versions of Python.
+        if self.returncode is None and self._waitpid_lock.acquire(blocking=False):  # type: ignore[attr-defined]
+            try:
+                pid, ended = self._wait_for(self.pid, os.WNOHANG)
+                if pid == self.pid:
+                    self._handle_exitstatus(ended)  # type: ignore[attr-defined]
+            finally:
+                self._waitpid_lock.release()  # type: ignore[attr-defined]
+        return self.returncode
 
     def _try_wait(self, flags: int) -> tuple[int, int]:
         if self._status_end is not None:

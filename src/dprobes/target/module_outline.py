@@ -57,6 +57,7 @@ _MARKS = (
     (b"St9exception\0", f"uses C++ exceptions, {_ENDS_IT}"),
     (b"rust_eh_personality\0", f"uses Rust panics, {_ENDS_IT}"),
     (b"/rustc/", f"uses Rust panics, {_ENDS_IT}"),
+    (b"RUST_BACKTRACE", f"uses Rust panics, {_ENDS_IT}"),  # Debian's Rust builds in /usr/src/rustc-VERSION
     (b"__objc_personality_v0\0", f"uses Objective-C exceptions, {_ENDS_IT}"),
     (b"__gnat_personality_v0\0", f"uses Ada exceptions, {_ENDS_IT}"),
     (b"_d_eh_personality\0", f"uses D exceptions, {_ENDS_IT}"),

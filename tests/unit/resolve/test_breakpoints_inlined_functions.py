@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -40,7 +41,7 @@ def test_the_places_of_inlined_calls_are_named(module: Module) -> None:
 def test_of_many_places_some_are_named() -> None:
     libc = Module.load(Path("/lib/x86_64-linux-gnu/libc.so.6"))
     error = told(libc, "heap_for_ptr")
-    assert error.message.endswith(" and 7 more") or error.message.endswith(" and 8 more")
+    assert re.fullmatch(r".*: its calls were inlined, at ([\w.]+\+0x\w+, ){3}[\w.]+\+0x\w+ and \d+ more", error.message)
 
 
 def test_what_was_not_inlined_keeps_its_error(module: Module, tmp_path: Path) -> None:

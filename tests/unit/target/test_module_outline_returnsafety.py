@@ -63,3 +63,7 @@ def test_a_program_that_switches_stacks_is_found_and_the_c_library_is_none() -> 
     assert stack_user(b"..\0swapcontext\0..") == STACKS
     assert stack_user(b"..\0getcontext\0..") is None
     assert return_address_user(ElfFile.open("/lib/x86_64-linux-gnu/libc.so.6")) is None
+
+
+def test_panics_are_found_where_the_distribution_has_built_the_compiler() -> None:
+    assert stack_user(b"..note: run with `RUST_BACKTRACE=1` environment variable..") == PANICS

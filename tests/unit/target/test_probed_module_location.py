@@ -192,7 +192,7 @@ def test_of_several_libraries_the_first_one_that_has_an_imported_symbol_is_named
 ) -> None:
     first, program = tools.directory / "libown_malloc.so", tools.directory / "allocating"
     allocator, source = tools.directory / "own_malloc.c", tools.directory / "allocating.c"
-    allocator.write_text("#include <stddef.h>\nvoid *malloc(size_t size) { return size ? 0 : 0; }\n")
+    allocator.write_text("#include <stddef.h>\nvoid *malloc(size_t size) { return size ? NULL : NULL; }\n")
     source.write_text("#include <stdlib.h>\nint main(void) { return malloc(7) == 0; }\n")
     tools.run("gcc", "-shared", "-fPIC", "-Wl,-soname,libown_malloc.so", "-o", first, allocator)
     tools.run("gcc", "-fno-builtin", "-o", program, source, "-Wl,-rpath,$ORIGIN", first)

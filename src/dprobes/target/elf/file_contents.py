@@ -146,8 +146,9 @@ def _is_hole(descriptor: int, status: os.stat_result) -> bool:
 
 
 def _unreadable(path: Path, error: OSError | ValueError) -> TargetError:
-    if not isinstance(error, OSError):  # a NUL in the name
-        return TargetError(f"{str(path)!r} is not a file name: {error}")
+    if not isinstance(error, OSError):
+        reason = "it contains a NUL byte" if "\0" in str(path) else str(error)  # Python's text differs between versions
+        return TargetError(f"{str(path)!r} is not a file name: {reason}")
     reason = _REASONS.get(error.errno or 0) or f"cannot be read: {reason_of(error)}"
     return TargetError(f"'{path}' {reason}")
 

@@ -120,6 +120,8 @@ def split(data: bytes, order: str = "<") -> dict[int, bytes]:
     return found
 
 
+KERNEL_TIMES = ("-U_TIME_BITS", "-U_FILE_OFFSET_BITS")
+"""The kernel writes times of one word; compilers of Debian 13 define 64-bit times for 32-bit programs."""
 C_PROGRAM = """
 #include <sys/procfs.h>
 #include <stddef.h>
@@ -148,7 +150,7 @@ def test_notes_are_laid_out_as_the_c_library_declares(tmp_path: Path, name: str)
         pytest.skip(f"{compiler} is not installed")
     (tmp_path / "sizes.c").write_text(C_PROGRAM)
     objcopy = compiler.removesuffix("gcc") + "objcopy"
-    subprocess.run([compiler, "-c", "sizes.c"], cwd=tmp_path, check=True)
+    subprocess.run([compiler, *KERNEL_TIMES, "-c", "sizes.c"], cwd=tmp_path, check=True)
     subprocess.run([objcopy, "-O", "binary", "-j", ".data", "sizes.o", "sizes"], cwd=tmp_path, check=True)
     order, word_size = processor.prefix, processor.word_size
     size, registers, pid, held, user, info, uid, called, arguments, general, floating = struct.unpack(

@@ -155,7 +155,7 @@ def test_what_is_not_an_elf_file_is_named(tmp_path: Path, error_of: ErrorOf, pie
     assert (f"'{pipe}' is not a regular file, expected an ELF file", None) == error_of(lambda: ElfFile.open(pipe))
     assert ("'/no/such' does not exist", None) == error_of(lambda: ElfFile.open("/no/such"))
     assert (f"'{text}/x' does not exist", None) == error_of(lambda: ElfFile.open(f"{text}/x"))
-    assert ("'a\\x00b' is not a file name: embedded null byte", None) == error_of(lambda: ElfFile.open("a\0b"))
+    assert ("'a\\x00b' is not a file name: it contains a NUL byte", None) == error_of(lambda: ElfFile.open("a\0b"))
     assert (f"'{loop}' cannot be read: too many levels of symbolic links", None) == error_of(lambda: ElfFile.open(loop))
 
 

@@ -72,6 +72,8 @@ def linked(path: Path, elf: ElfFile) -> ElfFile:
     script.write_text(SCRIPT.format(sections="\n".join(rows)))
     # Linkers sort strings that may be merged.
     kept = [f"--set-section-flags={name}=contents,readonly,debug" for name in (".debug_str", ".debug_line_str")]
+    # They align the contents of sections that are given an address.
+    kept += [f"--set-section-alignment={each.name}=1" for each in elf.sections if each.flags & 2]
     subprocess.run(["objcopy", *kept, path, plain], check=True)
     options = ["-e", "0", "--noinhibit-exec", "--unresolved-symbols=ignore-all", "--no-warnings"]
     command: list[str | Path] = ["ld", "-m", CODE[elf.machine][1], *options, "-T", script, "-o", output, plain]
