@@ -132,6 +132,10 @@ class Bench:
         null, on_nop = self.dprobes("loop", "abort", hits), self.dprobes("loop + 2", "abort", hits)
         with_push = self.dprobes("loop", "push r, eax\nabort", hits)
         with_record = self.dprobes("loop", "exit", hits)
+        returned, timed, counted = (
+            self.dprobes("called", f"return = yes\n{handler}abort", hits, "calls", one_cpu=True)
+            for handler in ("", "push elapsed\nlog 1\n", "push elapsed, page-faults\nlog 1\n")
+        )
         return [
             *self.beside_peers(),
             Measurement("hit on push rbp (emulated), one word logged", emulated, "gdb", called),
@@ -142,6 +146,9 @@ class Bench:
             Measurement("paper 3: abort, on the nop", on_nop, "paper", 8),
             Measurement("paper 4: as 2, with push r, eax", with_push, "paper", 16),
             Measurement("paper 5: as 2, exit with a record", with_record, "paper", 200),
+            Measurement("a call, its return probed: nothing, everything on one CPU", returned),
+            Measurement("... time kept", timed),
+            Measurement("... page faults kept", counted),
             *(Measurement(*cost) for cost in handler_costs()),
             self.many(),
             *self.starts(malloc),

@@ -31,11 +31,15 @@ TURNS = 10_000_000
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """The same question in both languages; ``{probe}`` is bpftrace's name of the function."""
+    """
+    The same question in both languages; ``{probe}`` is bpftrace's name of the function.
+
+    ``bpftrace`` None: bpftrace cannot answer it.
+    """
 
     what: str
     rpn: str
-    bpftrace: str
+    bpftrace: str | None
 
 
 QUESTIONS = (
@@ -53,6 +57,8 @@ QUESTIONS = (
         "uretprobe:{probe} /@start[tid]/ {{ @ = nsecs - @start[tid]; @x = @a[tid]; @y = @b[tid]; "
         "delete(@start[tid]); delete(@a[tid]); delete(@b[tid]); }}",
     ),
+    Question("page faults kept", "push elapsed, page-faults\npop lv, 0\nabort", None),
+    Question("CPU time kept", "push elapsed, task-clock\npop lv, 0\nabort", None),
 )
 
 
@@ -75,7 +81,7 @@ def returns(directory: Path) -> list[Measurement]:
             head = f'name = "{loop.path}"\nvars = 3\noffset = called\nreturn = yes\n'
             source.write_text(f"{head}{question.rpn}\n")
             tracers = {"dprobes": dprobes(source)}
-            if has_bpftrace():
+            if has_bpftrace() and question.bpftrace is not None:
                 tracers["bpftrace"] = ["bpftrace", "-e", question.bpftrace.format(probe=f"{loop.path}:called")]
             for who, command in tracers.items():
                 cost = _measured(loop, command, directory)
