@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dprobes.target.process_maps import mappings_of
 from integration.support import TIMEOUT, await_line, await_true, is_traced, read_result, running, tracer_of
 
 if TYPE_CHECKING:
@@ -111,20 +112,35 @@ def test_a_range_that_is_too_long(build: Builder, run: Runner) -> None:
     assert result.counts[1].hits == 1
 
 
-@pytest.mark.parametrize("kills", [pytest.param(10), pytest.param(300, marks=pytest.mark.torture)])
-def test_a_killed_tracer_harms_nothing(build: Builder, run: Runner, kills: int) -> None:
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.torture) for n in range(1, 31))])
+def test_a_killed_tracer_harms_nothing(build: Builder, run: Runner, seed: int) -> None:
     """The kills are at random moments of a program that does nothing but write to the page."""
-    chance = random.Random(kills)
+    chance = random.Random(seed)
     with running(build("protected.c", "-pthread"), "endless", 0, 4) as target:
         assert await_line(target) == "ready\n"
-        for _ in range(kills):
-            process, output = run.start(OBJECT, ["-p", str(target.pid)])
-            await_true(lambda output=output: output.exists() and output.stat().st_size > 0, "a record")  # type: ignore[misc]
-            time.sleep(chance.random() / 50)
-            os.kill(tracer_of(target.pid), signal.SIGKILL)
-            assert read_result(process, output).status == 1
-            await_true(lambda: not is_traced(target.pid), "the end of tracing")
+        for _ in range(10):
+            kill_the_tracer(run, target.pid, chance.random() / 50)
             assert target.poll() is None
+        target.send_signal(signal.SIGUSR1)
+        assert await_line(target) == "right\n"
+        assert target.wait(TIMEOUT) == 0
+
+
+def kill_the_tracer(run: Runner, pid: int, delay: float, *options: str) -> None:
+    """Watch a process until the first record, and kill the tracer ``delay`` seconds later."""
+    process, output = run.start(OBJECT, ["-p", str(pid)], list(options))
+    await_true(lambda: output.exists() and output.stat().st_size > 0, "a record")
+    time.sleep(delay)
+    os.kill(tracer_of(pid), signal.SIGKILL)
+    assert read_result(process, output).status == 1
+    await_true(lambda: not is_traced(pid), "the end of tracing")
+
+
+def test_the_restorer_of_the_inline_engine_unmaps_the_copies(build: Builder, run: Runner) -> None:
+    with running(build("protected.c", "-pthread"), "endless", 0, 4) as target:
+        assert await_line(target) == "ready\n"
+        kill_the_tracer(run, target.pid, 0, "--engine", "inline")
+        assert not [m for m in mappings_of(target.pid) if m.permissions == "r-xp" and not m.path]
         target.send_signal(signal.SIGUSR1)
         assert await_line(target) == "right\n"
         assert target.wait(TIMEOUT) == 0

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.restorer_messages import FilesShared
     from dprobes.engines.ptrace.site_patches import Patches, SitePatch
     from dprobes.platform.x86.debug_registers import Watch
+    from dprobes.target.process_maps import Mapping as MappedRange
 
 __all__ = ["SHARED_MEMORY", "UNMAPPING_PATIENCE", "clear_processes", "remove_jumps", "unmap_left_memory"]
 
@@ -278,12 +279,22 @@ def _present(pid: int, patches: Patches, begun: FilesShared | None) -> Patches |
                 memories[mapping.start] = NativeMemory(0, 0, mapping.start, mapping.end - mapping.start)
         if _has_page(pid, *begun.page):
             memories[begun.page[0]] = NativeMemory(*begun.page, 0, 0)
-    anonymous = [m for m in mappings if m.permissions == "r-xp" and not m.inode]
-    code = {
-        number: [(start, end) for start, end in ranges if any(m.start <= start and end <= m.end for m in anonymous)]
-        for number, ranges in patches.code.items()
-    }
+    anonymous = [m for m in mappings if m.permissions in ("r-xp", "rw-p") and not m.inode]
+    code = {number: [each for each in ranges if _has_code(anonymous, *each)] for number, ranges in patches.code.items()}
     return type(patches)(memories, {}, code) if memories or any(code.values()) else None
+
+
+def _has_code(anonymous: Sequence[MappedRange], start: int, end: int) -> bool:
+    """Return whether a range is mapped for code, perhaps with data at its end (a gate), in ``anonymous`` mappings."""
+    is_code = True
+    for mapping in anonymous:
+        if mapping.start <= start < mapping.end:
+            if is_code and mapping.permissions != "r-xp":
+                return False
+            if end <= mapping.end:
+                return True
+            start, is_code = mapping.end, False
+    return False
 
 
 def _has_page(pid: int, start: int, size: int) -> bool:
