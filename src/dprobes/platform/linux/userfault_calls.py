@@ -43,6 +43,7 @@ _PROTECT, _DONT_WAKE = 1, 2
 _THREE, _RANGE, _FOUR = struct.Struct("=QQQ"), struct.Struct("=QQ"), struct.Struct("=QQQQ")
 _MESSAGE = struct.Struct("=BxxxxxxxQQQ")
 _MESSAGES_MAX = 64
+_POLLIN = 1
 
 
 class FaultEvent(enum.IntEnum):
@@ -77,7 +78,11 @@ class UserFaults:
 
     def __init__(self, descriptor: int) -> None:
         """Negotiate the interface; raise OSError if the kernel lacks a feature."""
+        import select
+
         self.descriptor = descriptor
+        self._poll = select.poll()
+        self._poll.register(descriptor, select.POLLIN)
         for number, wish in enumerate(_WISHES, 1):
             try:
                 ioctl(descriptor, _API, _THREE.pack(_API_VERSION, _NEEDED | wish, 0))
@@ -128,24 +133,34 @@ class UserFaults:
             except OSError as error:
                 if error.errno != errno.EAGAIN:  # otherwise the process is changing its mappings
                     raise
-                if not self._has_message:
+                if not self.has_message:
                     continue
                 raise system_error(errno.EAGAIN) from error
             else:
                 return
 
     @property
-    def _has_message(self) -> bool:
-        import select
+    def has_message(self) -> bool:
+        """True if a message has arrived, and was not read."""
+        return self.descriptor >= 0 and any(events & _POLLIN for _, events in self._poll.poll(0))
 
-        poll = select.poll()
-        poll.register(self.descriptor, select.POLLIN)
-        return bool(poll.poll(0))
-
-    def read(self) -> list[Message]:
-        """Return the messages about events that have arrived, without waiting; empty also if the process has ended."""
+    @property
+    def faults_waiting(self) -> int:
+        """Number of messages about page faults that have arrived; they are read before those about other events."""
         try:
-            data = os.read(self.descriptor, _MESSAGE.size * _MESSAGES_MAX)
+            with open(f"/proc/self/fdinfo/{self.descriptor}", encoding="ascii") as file:
+                return next((int(line.split()[1]) for line in file if line.startswith("pending:")), 0)
+        except OSError:
+            return 0
+
+    def read(self, count: int) -> list[Message]:
+        """
+        Return at most ``count`` messages about events that have arrived, without waiting.
+
+        The list is empty also if the process has ended. A thread whose event is not a page fault goes on at once.
+        """
+        try:
+            data = os.read(self.descriptor, _MESSAGE.size * min(count, _MESSAGES_MAX))
         except OSError:
             return []  # none, or the process has ended
         return [_message(*fields) for fields in _MESSAGE.iter_unpack(data)]

@@ -17,6 +17,7 @@ import os
 import select
 import signal
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dprobes.engines.hits.hit_lifecycle import HitState
@@ -60,6 +61,9 @@ _STUCK = 0.1
 
 _PATIENCE = 1.0
 """Seconds to wait until a thread has finished a system call that writes to a protected page."""
+
+_SETTLING = 0.01
+"""Seconds to wait until threads that were asked to stop no longer run."""
 
 _SPINS = 40
 
@@ -130,6 +134,8 @@ class PageWatchpoints:
                 return
             except ProcessLookupError:
                 return
+            if space.pages is not None and space.pages.changes:
+                self._on_changes(space, space.pages)
         self._attempts.pop(id(space), None)
         space.awaits_pages = False
 
@@ -142,6 +148,7 @@ class PageWatchpoints:
             except ProtectionError as error:
                 self._refuse(space, thread, dict.fromkeys(wanted, str(error)))
                 return
+            space.pages.before_change = partial(self._ask_to_stop, space)
             self._armed.append(space)
         if space.pages is None:
             return
@@ -231,7 +238,7 @@ class PageWatchpoints:
                         and change.address < watch.address + watch.length
                         and (watch.address & -PAGE_SIZE) < change.end
                     ):
-                        gone[watchpoint] = f"the process has {verb} the memory at {watch.address:#x}"
+                        gone.setdefault(watchpoint, f"the process has {verb} the memory at {watch.address:#x}")
             pages.renew()
         if gone:
             space.watchpoints = tuple(w for w in space.watchpoints if w not in gone)
@@ -242,6 +249,21 @@ class PageWatchpoints:
                     ProbeStatus(probe.program.number, (probe.number,), min(space.pids, default=0), state, reason=reason)
                 )
             space.release_pages()
+
+    def _ask_to_stop(self, space: AddressSpace) -> None:
+        """Interrupt the threads of a space, and wait until none runs program code; their stops are reported later."""
+        running = [
+            each
+            for each in self._threads.in_space(space)
+            if each.state is ThreadState.RUNNING and each.tid not in self._stopper.deferred
+        ]
+        space.awaits_pages = True  # if another part of the tracer takes the stops
+        for thread in running:
+            with contextlib.suppress(OSError):
+                ptrace_calls.interrupt(thread.tid)
+        until = time.monotonic() + _SETTLING
+        while any(thread_state(each.tid) == "R" for each in running) and time.monotonic() < until:
+            pass
 
     def _round(self, space: AddressSpace, pages: ProtectedPages) -> None:
         """Stop the threads of a space, and let those that wait for a page write, one after the other."""
@@ -280,6 +302,8 @@ class PageWatchpoints:
                 hit.append(thread)
             if thread.tid in self._stopper.deferred:
                 released.discard(thread)
+        if pages.changes:
+            self._on_changes(space, pages)
         for thread in released:
             if thread.state is not ThreadState.STOPPED or self._threads.get(thread.tid) is not thread:
                 continue

@@ -9,7 +9,7 @@ from dprobes.platform.linux.userfault_calls import FaultEvent
 from dprobes.target.process_maps import PAGE_SIZE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from dprobes.platform.linux.userfault_calls import Message, UserFaults
 
@@ -24,11 +24,21 @@ def pages_of(address: int, size: int) -> range:
     return range(address & -PAGE_SIZE, address + size, PAGE_SIZE)
 
 
+def _do_nothing() -> None:
+    pass
+
+
 class ProtectedPages:
     """The protected pages of one address space, and messages about writes to them that are not handled yet."""
 
     def __init__(self, faults: UserFaults) -> None:
         self._object = faults
+        self.before_change: Callable[[], None] = _do_nothing
+        """
+        Called before a message about changed memory is read, which lets the thread go on that has changed it.
+
+        The threads must be asked to stop, so that none writes before ``renew``.
+        """
         self.protected: set[int] = set()
         """Addresses of the pages."""
         self.waiting: dict[int, int] = {}
@@ -113,7 +123,12 @@ class ProtectedPages:
 
     def read(self) -> None:
         """Read the messages of the userfaultfd that have arrived, and add them to ``waiting`` and ``changes``."""
-        while messages := self._object.read():
+        while self._object.has_message:
+            if not (count := self._object.faults_waiting):
+                self.before_change()
+            messages = self._object.read(count or 1)
+            if not messages:
+                return
             for message in messages:
                 if message.event is FaultEvent.PAGE_FAULT:
                     self.waiting[message.tid] = message.address
