@@ -17,6 +17,7 @@ from dprobes.engines.ptrace.patching.live_patches import insert_patch, is_active
 from dprobes.engines.ptrace.tracer.thread_stopper import await_stop
 from dprobes.platform.linux import ptrace_calls
 from dprobes.target.elf.elf_file import ElfFile
+from integration.documented_commands import ROOT
 from integration.support import (
     DPROBES,
     PROGRAMS,
@@ -240,6 +241,24 @@ def test_a_patch_waits_until_no_frame_is_left(build: Builder, replaced: subproce
     replaced.stdin.write("q\n")
     replaced.stdin.flush()
     assert replaced.wait(TIMEOUT) == 0
+
+
+def test_the_example_of_the_documentation_works(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "how-to" / "live-patches.md").read_text()
+    program, fix = re.findall(r"```c\n(.*?)```", page, re.DOTALL)
+    headers = [word for name in ("stdio", "stdlib", "unistd") for word in ("-include", f"{name}.h")]
+    compiling = next(line for line in page.splitlines() if line.startswith("$ gcc")).split()[1:]
+    (tmp_path / "parser.c").write_text(program)
+    (tmp_path / "fix.c").write_text(fix)
+    for command in (["gcc", "-O2", *headers, "-o", "parser", "parser.c"], compiling):
+        subprocess.run(command, check=True, timeout=TIMEOUT, cwd=tmp_path)
+    with running(tmp_path / "parser", "4K") as parser:
+        assert await_line(parser) == "size 4, refused 0\n"
+        done = patch(f"{tmp_path / 'fix.so'}:parse_size", "-p", parser.pid, "--allow-write", "--persist")
+        assert done.returncode == 0
+        while (line := await_line(parser)) == "size 4, refused 0\n":
+            pass
+        assert line == "size 4096, refused 0\n"
 
 
 def test_a_method_of_cpp_is_replaced(build: Builder) -> None:

@@ -50,6 +50,8 @@ __all__ = [
     "is_active",
     "patches_of",
     "plan_patch",
+    "record_bytes",
+    "record_in",
     "remove_patch",
 ]
 
@@ -307,7 +309,7 @@ def _prepare(planned: PlannedPatch) -> _Memory:
         planned.symbol,
     )  # fmt: skip
     image = bytearray(size)
-    text = _encoded(record)
+    text = record_bytes(record)
     image[: len(text)] = text
     image[_COPY : _COPY + len(copy.code)] = copy.code
     image[_OBJECT:] = found.image(base + _OBJECT, lambda name: known[name])
@@ -431,7 +433,7 @@ def patches_of(pid: int) -> list[PatchRecord]:
         for each in mappings:
             if each.permissions == "r--p" and not each.inode and not each.path:
                 with contextlib.suppress(OSError):
-                    if (record := _decoded(space.read(each.start, PAGE_SIZE), each.start)) is not None:
+                    if (record := record_in(space.read(each.start, PAGE_SIZE), each.start)) is not None:
                         found.append(record)
     return found
 
@@ -443,7 +445,8 @@ def is_active(pid: int, record: PatchRecord) -> bool:
     return False
 
 
-def _encoded(record: PatchRecord) -> bytes:
+def record_bytes(record: PatchRecord) -> bytes:
+    """Return the contents of the page for a record; raise ``EngineError`` if its names are too long."""
     row = record._asdict() | {"original": record.original.hex(), "jump": record.jump.hex()}
     text = json.dumps(row).encode()
     if len(text) > _RECORD_MAX:
@@ -451,7 +454,7 @@ def _encoded(record: PatchRecord) -> bytes:
     return _MARK + text
 
 
-def _decoded(data: bytes, base: int) -> PatchRecord | None:
+def record_in(data: bytes, base: int) -> PatchRecord | None:
     """Return the record in a page of a process at ``base``; None if there is no valid one."""
     if not data.startswith(_MARK):
         return None
