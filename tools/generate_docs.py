@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import reference_errors
+import reference_sets
 import reference_support
 import reference_verbs
 
@@ -721,6 +722,7 @@ PAGES = {
     "errors.md": reference_errors.document,
     "support.md": reference_support.document,
     "verbs.md": reference_verbs.document,
+    "sets.md": reference_sets.document,
 }
 
 

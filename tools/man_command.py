@@ -128,6 +128,13 @@ FILES = (
             "`dprobes examples` prints the path."
         ),
     ),
+    (
+        "~/.config/dprobes/sets, /etc/dprobes/sets",
+        (
+            "instrumentation sets of the user, in `$XDG_CONFIG_HOME/dprobes/sets` if that is set, and of the machine. "
+            "Root reads only those that no other user can change."
+        ),
+    ),
     ("core.dprobes.PID", "the core file that `exit 3` writes to the directory of `--core-dir`."),
 )
 

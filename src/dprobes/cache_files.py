@@ -20,7 +20,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["cache_directory", "cached_names", "keep_newest", "mark_used", "read_cached", "write_cached"]
+__all__ = [
+    "cache_directory",
+    "cached_names",
+    "is_trusted",
+    "keep_newest",
+    "mark_used",
+    "read_cached",
+    "trusted_directory",
+    "write_cached",
+]
 
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _PRIVATE = 0o700
@@ -40,11 +49,11 @@ def cache_directory() -> str:
 
 def read_cached(directory: str, name: str) -> bytes | None:
     """Return the contents of a file; None if it is missing, too large, or writable by other users."""
-    with contextlib.suppress(OSError, ValueError), _opened(directory) as parent:
+    with contextlib.suppress(OSError, ValueError), trusted_directory(directory) as parent:
         descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=parent)
         with os.fdopen(descriptor, "rb") as file:
             status = os.fstat(descriptor)
-            if not (stat.S_ISREG(status.st_mode) and _is_trusted(status) and status.st_size <= _SIZE_MAX):
+            if not (stat.S_ISREG(status.st_mode) and is_trusted(status) and status.st_size <= _SIZE_MAX):
                 return None
             content = file.read(status.st_size)
             return content if len(content) == status.st_size else None
@@ -55,7 +64,7 @@ def write_cached(directory: str, name: str, content: bytes) -> bool:
     """Write a file atomically, and create its directory if necessary; return whether that succeeded."""
     # Other processes may do the same at this moment; each writes its own temporary file, and the last rename wins.
     draft = f"{name}.{os.urandom(8).hex()}"
-    with contextlib.suppress(OSError, ValueError), _opened(directory, is_made=True) as parent:
+    with contextlib.suppress(OSError, ValueError), trusted_directory(directory, is_made=True) as parent:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
         descriptor = os.open(draft, flags, 0o600, dir_fd=parent)
         try:
@@ -71,14 +80,14 @@ def write_cached(directory: str, name: str, content: bytes) -> bool:
 
 def cached_names(directory: str, prefix: str) -> list[str]:
     """Return the names in a directory that begin with ``prefix``; none if the directory cannot be used."""
-    with contextlib.suppress(OSError, ValueError), _opened(directory) as parent:
+    with contextlib.suppress(OSError, ValueError), trusted_directory(directory) as parent:
         return [name for name in os.listdir(parent) if name.startswith(prefix)]  # noqa: PTH208 - a descriptor
     return []
 
 
 def mark_used(directory: str, name: str) -> None:
     """Set the modification time of a file to now, which marks it as used; failures are ignored."""
-    with contextlib.suppress(OSError, ValueError), _opened(directory) as parent:
+    with contextlib.suppress(OSError, ValueError), trusted_directory(directory) as parent:
         os.utime(name, dir_fd=parent, follow_symlinks=False)
 
 
@@ -88,7 +97,7 @@ def keep_newest(directory: str, prefix: str, most: int) -> None:
 
     Failures are ignored.
     """
-    with contextlib.suppress(OSError, ValueError), _opened(directory) as parent:
+    with contextlib.suppress(OSError, ValueError), trusted_directory(directory) as parent:
         found = [
             (os.stat(name, dir_fd=parent, follow_symlinks=False).st_mtime_ns, name)
             for name in os.listdir(parent)  # noqa: PTH208 - a descriptor
@@ -99,7 +108,7 @@ def keep_newest(directory: str, prefix: str, most: int) -> None:
 
 
 @contextlib.contextmanager
-def _opened(path: str, *, is_made: bool = False) -> Iterator[int]:
+def trusted_directory(path: str, *, is_made: bool = False) -> Iterator[int]:
     """
     Open a directory by its absolute path; it and all parent directories must be writable by the user and root only.
 
@@ -161,7 +170,8 @@ def _is_in_memory(descriptor: int) -> bool:
     return [each.partition(" - ")[2].split()[0] for each in mounts if each.split()[0] == number] == ["tmpfs"]
 
 
-def _is_trusted(status: os.stat_result) -> bool:
+def is_trusted(status: os.stat_result) -> bool:
+    """Return whether only the user and root can change the file with this status."""
     return _is_owned(status) and not status.st_mode & _OTHERS
 
 

@@ -151,6 +151,8 @@ LINES = [
     ("dprobes insert on", ["one.rpn", "onward/"]),
     ("dprobes apply o", ["onward/", "other.ppdf"]),
     ("dprobes build o", ["one.rpn", "onward/", "off-cpu", "oom-kills"]),
+    ("dprobes run sq", ["sqlite-queries", "sqlite"]),
+    ("dprobes sets libc.", ["libc.dns", "libc.malloc"]),
     ("dprobes examples mall", ["malloc", "malloc-returns"]),
     ("dprobes insert one.rpn --group ", ["filesys", "memory", "process"]),
     ("dprobes insert one.rpn --group process,m", ["process,memory"]),
@@ -170,6 +172,15 @@ def test_bash_and_fish_complete(shells: Shells, line: str, expected: list[str]) 
     assert shells.bash(line) == expected
     required("fish")
     assert sorted(shells.fish(line)) == sorted(expected)
+
+
+def test_groups_of_a_set(shells: Shells) -> None:
+    required("bash")
+    # To bash what is in front of the colon is another word.
+    assert shells.bash("dprobes run sqlite:l") == ["latency", "lifecycle"]
+    assert shells.bash("dprobes check sqlite:latency,li") == ["latency,lifecycle"]
+    required("fish")
+    assert shells.fish("dprobes run sqlite:req") == ["sqlite:requests"]
 
 
 def test_symbols_of_a_module(shells: Shells) -> None:

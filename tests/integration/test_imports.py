@@ -46,10 +46,10 @@ ONE_LINER = ["run", "--engine", "ebpf", "-e", "hotloop:tick {{ @ = count(); }}",
     ("command", "every", "ours"),
     [
         (["--help"], 104, 12),
-        (["check", "{source}"], 178, 82),
-        (["run", "--engine", "ptrace", "{source}", "--", "{program}", "5"], 255, 131),
-        (["run", "--engine", "ebpf", "{source}", "--", "{program}", "5"], 301, 177),
-        (ONE_LINER, 340, 215),
+        (["check", "{source}"], 178, 83),
+        (["run", "--engine", "ptrace", "{source}", "--", "{program}", "5"], 255, 132),
+        (["run", "--engine", "ebpf", "{source}", "--", "{program}", "5"], 301, 178),
+        (ONE_LINER, 340, 216),
     ],
 )
 def test_a_start_imports_little(build: Builder, tmp_path: Path, command: list[str], every: int, ours: int) -> None:

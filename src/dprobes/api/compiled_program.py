@@ -16,6 +16,7 @@ from dprobes.diagnostics import Diagnostics
 from dprobes.errors import FormatError
 from dprobes.rpn.compilation_passes import CompileOptions, parse_file, parse_source
 from dprobes.rpn.rpn_program import select_all, without_opcodes
+from dprobes.sets import SET_FILE
 from dprobes.target.probed_module import FileSymbols
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def parse_programs(
     files: ModuleFiles | None = None,
 ) -> ParsedSource:
     """
-    Return the contents of a source file in RPN or DProbes C.
+    Return the contents of a source file in RPN or DProbes C, or of an instrumentation set by its ``set.toml``.
 
     A ``SourceFile`` is in DProbes C. ``module`` is the default module of probes in DProbes C; ``files`` finds the files
     of modules for them. Raise ``SourceError`` for syntax errors.
@@ -105,6 +106,11 @@ def parse_programs(
     from dprobes.source_text import SourceFile
 
     if not isinstance(source, SourceFile):
+        if source.name == SET_FILE:
+            from dprobes.sets.set_program import set_source
+
+            text, options = set_source(source, options, files)
+            return parse_c(text, diagnostics, options, module, files)
         if source.suffix != C_SUFFIX:
             return ParsedSource((parse_file(source, diagnostics, options),), {}, None)
         from dprobes.preprocessor import read_source

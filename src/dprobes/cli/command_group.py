@@ -46,6 +46,7 @@ VERBS = {
     "log-target": "Add, remove and list log targets.",
     "stop": "Remove all programs of the probe manager at once.",
     "patch": "Replace a function of a running process by one of a shared object.",
+    "sets": "List instrumentation sets, the probes of a set, or check a set on this machine.",
     "examples": "List the example programs that come with DProbes, or print one.",
     "systemd": "Have systemd start the probe manager when it is needed.",
     "doctor": "Print what works on this machine, and how to enable the rest.",

@@ -202,6 +202,36 @@ def _or_examples(find: Callable[[click.Context, str], Iterable[str]]) -> Callabl
     return complete
 
 
+def _or_sets(find: Callable[[click.Context, str], Iterable[str]]) -> Callable[[click.Context, str], Iterable[str]]:
+    """Return a completion function that yields the results of ``find`` and sets, or the groups of a set after ':'."""
+
+    def complete(ctx: click.Context, incomplete: str) -> Iterator[str]:
+        name, colon, start = incomplete.partition(":")
+        if colon:
+            before = start.rpartition(",")[0]
+            head = f"{name}:{before}," if before else f"{name}:"
+            yield from (f"{head}{group}" for group in _groups_of(name) if group not in before.split(","))
+        else:
+            yield from find(ctx, incomplete)
+            if "/" not in incomplete:
+                yield from _sets(ctx, incomplete)
+
+    return complete
+
+
+def _sets(_ctx: click.Context, _incomplete: str) -> Iterable[str]:
+    from dprobes.sets.set_library import listed_sets
+
+    return [each.name for each in listed_sets()]
+
+
+def _groups_of(name: str) -> Iterable[str]:
+    from dprobes.sets.set_library import choose_set, load_set
+
+    chosen = choose_set(name)
+    return () if chosen is None else load_set(chosen.path).groups
+
+
 def _examples(_ctx: click.Context, _incomplete: str) -> Iterable[str]:
     return (each.name for each in all_examples())
 
@@ -332,11 +362,12 @@ _SOURCES = _files(".rpn", ".dpc")
 _PROGRAMS = _files(".rpn", ".dpc", ".ppdf")
 
 _FUNCTIONS: dict[str, Callable[[click.Context, str], Iterable[str]]] = {
-    "file": _or_examples(_PROGRAMS),
+    "file": _or_sets(_or_examples(_PROGRAMS)),
     "apply file": _files(".ppdf"),
-    "build file": _or_examples(_SOURCES),
+    "build file": _or_sets(_or_examples(_SOURCES)),
     "convert file": _files(".bt"),
     "examples name": _examples,
+    "sets words": _sets,
     "log files": _files(".dpt", ".dptz", ".1"),
     "sql words": _files(".dpt", ".dptz", ".1", ".parquet"),
     "symbols": _files(),

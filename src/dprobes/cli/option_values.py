@@ -15,13 +15,16 @@ if TYPE_CHECKING:
     from click import Context, UsageError
 
 __all__ = [
+    "SUFFIXES",
     "all_examples",
+    "chosen_groups",
     "compile_options",
     "example_directory",
     "example_templates",
     "find_example",
     "is_untemplated_example",
     "names_of",
+    "note_groups",
     "note_word",
     "program_of",
     "seconds_of",
@@ -82,6 +85,23 @@ def program_of(file: Path | None, text: str | None) -> Path | str:
     if text is not None and file is not None:
         raise usage_error(f"unexpected argument '{word_of_program()}': -e gives the program")
     return file if file is not None else text or ""
+
+
+_GROUPS = "dprobes.groups"
+
+
+def note_groups(context: Context, groups: tuple[str, ...]) -> None:
+    """Store the groups of a set that the argument ``PROGRAM`` names, as in ``sqlite:latency``."""
+    context.meta[_GROUPS] = groups
+
+
+def chosen_groups(values: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the groups in the values of ``--group``, and those that the argument ``PROGRAM`` names."""
+    from click import get_current_context
+
+    context = get_current_context(silent=True)
+    named = () if context is None else context.meta.get(_GROUPS, ())
+    return (*named, *names_of(values))
 
 
 def names_of(values: tuple[str, ...]) -> tuple[str, ...]:

@@ -11,11 +11,13 @@ from dprobes.cli.option_values import usage_error
 from dprobes.errors import DprobesError, SourceError
 from dprobes.resolve.local_module import ResolvedProgram, resolve_here
 from dprobes.rpn.compilation_passes import CompileOptions
+from dprobes.sets import SET_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from dprobes.api.compiled_program import CompiledProgram
+    from dprobes.diagnostics import Diagnostics
     from dprobes.dpc.modules.probed_modules import ModuleFiles
     from dprobes.engines.engine_interface import Scope
     from dprobes.runs.run_steps import Vantage
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ResolvedProgram",
+    "check_promises",
     "compile_programs",
     "files_of",
     "is_c",
@@ -70,8 +73,8 @@ def load_program(
 
 
 def is_c(path: Path | str) -> bool:
-    """Return whether a program is in DProbes C: a text is, and a file depends on its name."""
-    return isinstance(path, str) or path.suffix == C_SUFFIX
+    """Return whether a program is in DProbes C: a text and a set are, and a file depends on its name."""
+    return isinstance(path, str) or path.suffix == C_SUFFIX or path.name == SET_FILE
 
 
 def source_of(path: Path | str) -> SourceFile:
@@ -206,3 +209,14 @@ def _with_places(
             )
         diagnostics.extend(each for each in found.since(0) if each.severity is not Severity.NOTE)
     return SourceError(tuple(diagnostics))
+
+
+def check_promises(path: Path, options: CompileOptions, diagnostics: Diagnostics, files: ModuleFiles | None) -> None:
+    """Raise ``SourceError`` if the program of a set breaks what its ``set.toml`` promises."""
+    from dprobes.formatters.templates.template_collection import templates_of
+    from dprobes.sets.set_library import load_set
+    from dprobes.sets.set_program import broken_promises
+
+    loaded = load_program(path, options, files=files)
+    broken_promises(load_set(path), loaded.programs, templates_of(loaded.templates), diagnostics)
+    diagnostics.raise_if_errors()

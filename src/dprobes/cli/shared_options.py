@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import click
 
-from dprobes.cli.option_values import note_word, seconds_of
+from dprobes.cli.option_values import SUFFIXES, note_groups, note_word, seconds_of
 from dprobes.engines.overload_guard import DEFAULT_OVERHEAD, overhead_of
 from dprobes.errors import EngineError
 from dprobes.record.log_record import Item
@@ -35,6 +35,8 @@ __all__ = [
     "verification_options",
     "with_options",
 ]
+
+_SUFFIXES = (*SUFFIXES, ".ppdf", ".toml")
 
 # The ids of processes with a name, for users who write a name instead of a process id.
 
@@ -87,7 +89,7 @@ PROCESS_ID = _ProcessId()
 
 
 class _Program(click.Path):
-    """The file of a program; a name that is not a file's may be that of an example."""
+    """The file of a program; a name may be that of an instrumentation set, with groups, or of an example."""
 
     def __init__(self) -> None:
         super().__init__(path_type=Path)
@@ -96,15 +98,36 @@ class _Program(click.Path):
         """Return the path of the file; ``word_of_program`` returns the original word."""
         if ctx is not None:
             note_word(ctx, str(value))
+        word = str(value)
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
         if path.suffix == ".bt" and path.is_file():
             made = f"dprobes convert {path} -o {path.stem}.dpc"
             self.fail(f"'{path}' is a bpftrace script; '{made}' makes a program of it", param, ctx)
-        if str(value) == "-" or os.path.lexists(path):
-            return path
-        from dprobes.cli.option_values import find_example
+        if ctx is not None and ctx.params.get("text") is not None:
+            return path  # with -e, this is the first word of a command
+        is_file = os.path.lexists(path) and not path.is_dir()
+        if word == "-" or path.suffix in _SUFFIXES or ("/" in word and is_file):
+            return path if os.path.lexists(path) else _example(word) or path
+        from dprobes.sets.set_library import choose_set
 
-        return find_example(str(value)) or path
+        chosen, example = choose_set(word), _example(word)
+        if chosen is None:
+            return path if os.path.lexists(path) else example or path
+        if is_file or example is not None:
+            other = f"the file '{path}'" if is_file else f"the example '{example}'"
+            sure = f"'./{path}'" if is_file else f"'{example}'"
+            self.fail(
+                f"'{word}' is {other} and an instrumentation set; write {sure}, or '{word}:' for the set", param, ctx
+            )
+        if ctx is not None:
+            note_groups(ctx, chosen.groups)
+        return chosen.path
+
+
+def _example(word: str) -> Path | None:
+    from dprobes.cli.option_values import find_example
+
+    return find_example(word)
 
 
 PROGRAM = _Program()

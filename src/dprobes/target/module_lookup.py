@@ -100,6 +100,14 @@ def find_module(
     return _program_in_path(name)
 
 
+def is_mapped(name: str, pid: int) -> bool:
+    """Return whether a process maps the code of the file that ``name`` means; false for a process that has ended."""
+    try:
+        return _mapped(name, pid) is not None
+    except TargetError:
+        return False
+
+
 def usual_architecture(pid: int | None, command: str | None) -> str:
     """Return the architecture of a process or a program to be started; that of the machine if neither is given."""
     program = None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.cli import console
 from dprobes.cli.console import Progress
-from dprobes.cli.option_values import compile_options, names_of, program_of, usage_error
+from dprobes.cli.option_values import chosen_groups, compile_options, names_of, program_of, usage_error
 from dprobes.cli.output.run_views import TableOptions, TableOutput, Views
 from dprobes.cli.record_options import has_structure, log_items_of, note_addresses, printed_items, say_problems
 from dprobes.cli.resolved_program import files_of, load_program, module_of
@@ -220,7 +220,7 @@ class _LineFace(run_steps.Face[int]):
             self._chosen,
             compile_options(given.defines, given.includes, given.cpp, allow_write=given.allow_write),
             symbols=given.symbols,
-            groups=names_of(given.groups),
+            groups=chosen_groups(given.groups),
             types=names_of(given.types),
             verify_build_id=not given.dont_verify_build_id,
             verify_opcodes=not given.dont_verify_opcodes,

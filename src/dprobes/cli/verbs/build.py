@@ -30,6 +30,7 @@ from dprobes.diagnostics import Diagnostics, Severity
 from dprobes.errors import TargetError
 from dprobes.resolve.probepoints import Space, space_of
 from dprobes.rpn.rpn_program import ModuleType
+from dprobes.sets import SET_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -168,7 +169,7 @@ def _output(file: Path | None, output: Path | None) -> Path:
         raise click.UsageError(f"a program {where} needs a name for what is built: -o OUT")
     if output is None:
         assert file is not None
-        output = Path(file.stem + SUFFIX)
+        output = Path((file.absolute().parent.name if file.name == SET_FILE else file.stem) + SUFFIX)
     if file is not None and output.exists() and file.exists() and output.samefile(file):
         raise click.UsageError(f"'{output}' is the program itself; name another file with -o")
     return output

@@ -11,12 +11,13 @@ from dprobes.cli import console
 from dprobes.cli.console import Progress
 from dprobes.cli.option_values import compile_options, program_of
 from dprobes.cli.record_options import TEMPLATE_SUFFIX, check_program_templates, check_templates, templates_option
-from dprobes.cli.resolved_program import compile_programs
+from dprobes.cli.resolved_program import check_promises, compile_programs, files_of
 from dprobes.cli.shared_options import PROGRAM, kernel_types_option, program_options, symbols_option, text_option
 from dprobes.diagnostics import Severity
 from dprobes.engines.engine_choice import note_unsupported
 from dprobes.errors import TargetError
 from dprobes.formatters.templates.template_directory import DIRECTORY_FILE
+from dprobes.sets import SET_FILE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,7 +55,8 @@ def check_command(
     The program is compiled, and its module's symbols and instructions are looked up if the module is on this machine.
     If there is nothing to report, nothing is printed and the exit status is 0.
 
-    FILE may also be a directory of templates, or a file in it.
+    FILE may also be the name of an instrumentation set, whose description is checked as well, a directory of templates,
+    or a file in it.
     """
     program = program_of(file, text)
     if file is not None and _is_of_templates(file):
@@ -62,6 +64,9 @@ def check_command(
     options = compile_options(defines, includes, cpp, allow_write=allow_write)
     with Progress("checking the program"):
         found = compile_programs(program, options, symbols=symbols, architecture_name=arch, kernel_types=kernel_types)
+    if file is not None and file.name == SET_FILE:
+        files = files_of(file, symbols, kernel_types=kernel_types)
+        check_promises(file, options, found[0].diagnostics, files)
     for compiled in found:
         note_unsupported(compiled)
         _note_foreign_debug_file(compiled)

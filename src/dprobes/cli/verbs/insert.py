@@ -12,7 +12,14 @@ import click
 from dprobes.api.compiled_program import compiled_bytes, is_compiled
 from dprobes.cli import console
 from dprobes.cli.console import Progress, print_line
-from dprobes.cli.option_values import compile_options, example_templates, names_of, program_of, word_of_program
+from dprobes.cli.option_values import (
+    chosen_groups,
+    compile_options,
+    example_templates,
+    names_of,
+    program_of,
+    word_of_program,
+)
 from dprobes.cli.original_lines import ORIGINAL_OPTION
 from dprobes.cli.record_options import has_structure, log_format_option, log_items_of, templates_option
 from dprobes.cli.scope_and_engine import (
@@ -157,7 +164,7 @@ def insert(ppdf: bytes, vantage: Vantage, options: dict[str, Any], **more: Any) 
                 replaces=options["replaces"],
                 scope=scope,
                 engine=engine if scope.endpoint is None else f"{engine}={scope.endpoint}",
-                groups=names_of(options["groups"]),
+                groups=chosen_groups(options["groups"]),
                 types=names_of(options["types"]),
                 filters=options["filters"],
                 items=items | _printed_items(ppdf),

@@ -116,8 +116,8 @@ class ModuleFiles:
         self._kernel_types = kernel_types
         self._named = tuple(named)
         self._is_only = False
-        self._pid = pid
-        self._command = command
+        self.pid = pid
+        self.command = command
         self._symbols = symbols
         self._files: dict[str, ElfFile | None] = {}
         self._modules: dict[str, ProbedModule | None] = {}
@@ -130,6 +130,17 @@ class ModuleFiles:
         """
         self._is_only = len(names) == 1
 
+    def first_of(self, names: Sequence[str]) -> str:
+        """Return the first of alternative modules that the process maps, else that has a file here, else the first."""
+        from dprobes.target.module_lookup import is_mapped
+
+        mapped = (name for name in names if self.pid is not None and is_mapped(name, self.pid))
+        return next(mapped, None) or next(filter(self.has, names), names[0])
+
+    def has(self, module: str) -> bool:
+        """Return whether a module has a file here."""
+        return self._file_of(module) is not None
+
     def word_size_of(self, module: str) -> int:
         """Return the word size of a module in bytes; that of the process or command if the module has no file."""
         from dprobes.target.module_lookup import usual_architecture
@@ -138,7 +149,7 @@ class ModuleFiles:
         if elf is not None:
             return elf.word_size
         try:
-            return 4 if usual_architecture(self._pid, self._command) == "i386" else 8
+            return 4 if usual_architecture(self.pid, self.command) == "i386" else 8
         except TargetError:
             return 8  # the start of the command reports the error
 
@@ -190,7 +201,7 @@ class ModuleFiles:
 
         if module not in self._files:
             try:
-                path = self._named_for(module) or find_module(module, pid=self._pid, command=self._command)
+                path = self._named_for(module) or find_module(module, pid=self.pid, command=self.command)
                 self._files[module] = None if path is None else ElfFile.open(path)
             except TargetError:
                 self._files[module] = None

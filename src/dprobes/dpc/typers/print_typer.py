@@ -85,6 +85,8 @@ def _name(expression: syntax_tree.Expression) -> str:
             return register.lower() if register.isidentifier() and register.isascii() else ""
         case syntax_tree.Call(function, (argument, *_)) if function in _OF_THEIR_ARGUMENT:
             return _name(argument)
+        case syntax_tree.Call("ntop", (*_, address)):
+            return _name(address)
         case syntax_tree.Call(function):
             return function
     return ""

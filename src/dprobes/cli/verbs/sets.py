@@ -1,0 +1,121 @@
+"""The verb ``sets``: the instrumentation sets of this machine, their probes, and whether their places exist."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from dprobes.cli import console
+from dprobes.cli.console import Progress, print_line, print_table
+from dprobes.cli.resolved_program import check_promises, compile_programs, files_of
+from dprobes.diagnostics import Diagnostics, Severity, did_you_mean
+from dprobes.engines.engine_choice import note_unsupported
+from dprobes.errors import DprobesError, SourceError
+from dprobes.rpn.compilation_passes import CompileOptions
+from dprobes.sets.set_library import choose_set, listed_sets, load_set, set_directories
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dprobes.sets.set_description import InstrumentationSet
+
+__all__ = ["sets_command"]
+
+_CHECK = "check"
+
+
+@click.command("sets")
+@click.argument("words", nargs=-1, metavar="[[check] NAME]")
+def sets_command(words: tuple[str, ...]) -> int:
+    """
+    List the instrumentation sets, or the probes of the set NAME with their groups and fields.
+
+    'dprobes run NAME' runs all probes of a set, 'dprobes run NAME:GROUP' those of a group. NAME is the name of a set,
+    or the path of its directory, with a slash. 'dprobes sets check NAME' prints which modules and places of the set
+    this machine has; the exit status is 1 if the set cannot be used here.
+    """
+    if len(words) > 2 or (len(words) == 2 and words[0] != _CHECK):
+        raise click.UsageError(f"unexpected argument '{words[-1]}': expected 'dprobes sets [[check] NAME]'")
+    if not words:
+        return _list()
+    if words == (_CHECK,):
+        raise click.UsageError("name the set to check: dprobes sets check NAME")
+    chosen = choose_set(words[-1].partition(":")[0] if "/" not in words[-1] else words[-1])
+    if chosen is None:
+        hint = did_you_mean(words[-1], [each.name for each in listed_sets()])
+        raise click.UsageError(f"there is no set '{words[-1]}'" + (f"; {hint}" if hint else ""))
+    return _fit(chosen.path) if len(words) == 2 else _describe(load_set(chosen.path))
+
+
+def _list() -> int:
+    rows, problems = [], []
+    for each in listed_sets():
+        if isinstance(each.content, DprobesError):
+            problems.append((each.directory, each.content))
+        else:
+            found = each.content
+            rows.append((found.name, str(len(found.probes)), " ".join(found.groups), found.summary))
+    print_table(("set", "probes", "groups", "summary"), rows)
+    print_line(f"They are searched in {', '.join(map(str, set_directories()))}")
+    for directory, problem in problems:
+        console.warning(f"the set in '{directory}' cannot be used: {problem.message}", problem.hint)
+    return 0
+
+
+def _describe(found: InstrumentationSet) -> int:
+    print_line(f"{found.name}, version {found.version}, major code {found.major}: {found.summary}")
+    if found.needs:
+        print_line(f"needs: {', '.join(found.needs)}")
+    for macro, names in found.modules.items():
+        print_line(f"module {macro}: {', '.join(names)}")
+    print_line()
+    rows = [
+        (
+            probe.name,
+            f"{found.major},{probe.minor}",
+            probe.group,
+            probe.type,
+            " ".join(probe.engines),
+            " ".join(f"{field.name}:{field.kind}" for field in probe.fields),
+            probe.summary,
+        )
+        for probe in found.probes
+    ]
+    print_table(("probe", "code", "group", "type", "engines", "fields", "meaning"), rows)
+    for view in found.views:
+        print_line(f"view: dprobes run {view.rpartition('.')[0]}")
+    return 0
+
+
+def _fit(path: Path) -> int:
+    """Print which modules and places of a set this machine has; return 1 if its program has errors here."""
+    from dprobes.sets.set_program import fits_of_modules, fits_of_places
+
+    found, options = load_set(path), CompileOptions()
+    files = files_of(path, None)
+    with Progress("looking for the places"):
+        fits = [*fits_of_modules(found, files), *fits_of_places(found, options, files)]
+    if fits:
+        rows, used = [], set()
+        for each in fits:
+            use = "no" if each.problem is not None else "yes" if each.macro in used else "yes, used"
+            if each.problem is None:
+                used.add(each.macro)
+            rows.append((each.macro, each.place, use, each.problem or ""))
+        print_table(("name", "alternative", "fits", "reason"), rows)
+    diagnostics = Diagnostics()
+    try:
+        with Progress("checking the program"):
+            programs = compile_programs(path, options)
+            check_promises(path, options, diagnostics, files)
+    except SourceError as error:
+        console.write("\n".join(each.render() for each in error.diagnostics))
+        print_line(f"the set '{found.name}' cannot be used here")
+        return 1
+    for program in programs:
+        note_unsupported(program)
+    if said := programs[0].render(*Severity):
+        console.write(said)
+    print_line(f"the set '{found.name}' has no errors here: {len(found.probes)} probes")
+    return 0

@@ -1,0 +1,536 @@
+"""Instrumentation sets on real programs: what their probes record agrees with what is known otherwise."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+
+from dprobes.errors import DprobesError
+from dprobes.sets.set_library import listed_sets
+from integration.ebpf.kernel import has_begun, require_bpf, require_initial_namespace
+from integration.support import DPROBES, TIMEOUT, await_true
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dprobes.sets.set_description import InstrumentationSet, SetTest
+
+ROOT = Path(__file__).parents[2]
+PYTHON = "/usr/bin/python3"
+SETS: dict[str, InstrumentationSet] = {
+    each.name: each.content
+    for each in listed_sets()
+    if not isinstance(each.content, DprobesError) and each.directory.is_relative_to(ROOT)
+}
+ENVIRONMENT = {**os.environ, "LC_ALL": "C", "PYTHONUNBUFFERED": "1"}
+
+
+class Record(NamedTuple):
+    """A record of a set's probe, with its promised name."""
+
+    probe: str
+    process: int
+    thread: int
+    fields: dict[str, Any]
+
+
+class Run(NamedTuple):
+    """The records of a run, and what its command printed."""
+
+    records: list[Record]
+    output: str
+
+    def of(self, probe: str, process: int | None = None) -> list[dict[str, Any]]:
+        """Return the fields of a probe's records, in their order."""
+        return [each.fields for each in self.records if each.probe == probe and process in (None, each.process)]
+
+
+def read(lines: str, found: InstrumentationSet) -> list[Record]:
+    names = {(found.major, probe.minor): probe.name for probe in found.probes}
+    records = [json.loads(line) for line in lines.splitlines()]
+    return [
+        Record(names[each["major"], each["minor"]], each["pid"], each["tid"], each.get("fields", {}))
+        for each in records
+    ]
+
+
+def run(word: str, engine: str, *arguments: str, path: Path) -> Run:
+    """Run a set by its name on a command; check that each record has the fields that the set promises."""
+    found = SETS[word.partition(":")[0]]
+    output = path / "records"
+    done = subprocess.run(
+        [*DPROBES, "run", word, "--engine", engine, "--format", "json", "-o", output, *arguments],
+        capture_output=True, text=True, timeout=3 * TIMEOUT, check=False, env=ENVIRONMENT,
+    )  # fmt: skip
+    if done.returncode != 0 and "switches stacks" in done.stderr:
+        pytest.skip(f"a process of this machine forbids it: {done.stderr.splitlines()[0]}")
+    assert done.returncode == 0, done.stderr
+    assert "warning" not in done.stderr, done.stderr
+    records = read(output.read_text(), found)
+    keep_promises(records, found)
+    return Run(records, done.stdout)
+
+
+def keep_promises(records: list[Record], found: InstrumentationSet) -> None:
+    promised = {probe.name: [field.name for field in probe.fields] for probe in found.probes}
+    for record in records:
+        assert list(record.fields) == promised[record.probe]
+
+
+@contextmanager
+def everywhere(word: str, path: Path) -> Iterator[list[Record]]:
+    """Run a set on the whole machine while something is done; give the records when that is over."""
+    found = SETS[word.partition(":")[0]]
+    output = path / "records"
+    command = [*DPROBES, "run", word, "--engine", "ebpf", "--format", "json", "-o", str(output)]
+    client = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    records: list[Record] = []
+    try:
+        # A run that records its own switches of threads does not wait.
+        await_true(lambda: has_begun(client.pid) or (output.exists() and output.stat().st_size > 0), "the run")
+        yield records
+        time.sleep(0.2)  # what threads of the kernel do a little later
+        client.terminate()
+        _, messages = client.communicate(timeout=TIMEOUT)
+    finally:
+        client.kill()
+    assert client.returncode in (0, 143), messages
+    records += read(output.read_text(), found)
+    keep_promises(records, found)
+
+
+@pytest.fixture
+def kernel() -> None:
+    require_bpf()
+    require_initial_namespace()
+
+
+@pytest.fixture(params=["inline", "ebpf", "ptrace"])
+def engine(request: pytest.FixtureRequest) -> str:
+    """Return the name of an engine: what a probe records is the same with each."""
+    if request.param == "ebpf":
+        require_bpf()
+    return str(request.param)
+
+
+def needs(*programs: str) -> None:
+    for each in programs:
+        if shutil.which(each) is None:
+            pytest.skip(f"{each} is not installed")
+
+
+# All sets
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_a_set_keeps_its_promises(name: str) -> None:
+    done = subprocess.run([*DPROBES, "check", name], capture_output=True, text=True, timeout=TIMEOUT, check=False)
+    assert done.returncode == 0, done.stderr
+    assert not re.search("error|warning", done.stderr), done.stderr
+
+
+TESTS = [
+    pytest.param(found, test, engine, id=f"{found.name}-{number}-{engine}")
+    for found in SETS.values()
+    for number, test in enumerate(found.tests)
+    for engine in found.probes[0].engines
+]
+
+
+@pytest.mark.parametrize(("found", "test", "engine"), TESTS)
+def test_the_tests_of_a_set(found: InstrumentationSet, test: SetTest, engine: str, tmp_path: Path) -> None:
+    needs(*test.programs)
+    if engine == "ebpf":
+        require_bpf()
+    result = run(found.name, engine, "-c", test.run, path=tmp_path)
+    assert {name: len(result.of(name)) for name in test.expect} == dict(test.expect)
+
+
+# The command line
+
+
+def dprobes(*arguments: str, cwd: Path = ROOT) -> tuple[int, str, str]:
+    done = subprocess.run(
+        [*DPROBES, *arguments], capture_output=True, text=True, timeout=TIMEOUT, check=False, cwd=cwd, env=ENVIRONMENT
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_sets_are_listed() -> None:
+    status, output, messages = dprobes("sets")
+    assert (status, messages) == (0, "")
+    listed = re.findall(r"^(\S+) +(\d+)  ", output, re.MULTILINE)
+    assert [name for name, _ in listed] == sorted(SETS)
+    assert {name: int(count) for name, count in listed} == {name: len(each.probes) for name, each in SETS.items()}
+
+
+def test_the_probes_of_a_set_are_listed() -> None:
+    status, output, _ = dprobes("sets", "sqlite")
+    assert status == 0
+    assert re.findall(r"^(sqlite\.\S+) +(\S+) +(\w+) ", output, re.MULTILINE) == [
+        (probe.name, f"4096,{probe.minor}", probe.group) for probe in SETS["sqlite"].probes
+    ]
+
+
+def test_the_check_of_a_set_names_the_alternatives_that_fit() -> None:
+    status, output, _ = dprobes("sets", "check", "libc.dns")
+    assert status == 0
+    assert output.splitlines() == [
+        "name  alternative  fits       reason",
+        "LIBC  libc.so.6    yes, used",
+        "the set 'libc.dns' has no errors here: 3 probes",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("sets", "sqlit"), "Error: there is no set 'sqlit'; did you mean 'sqlite'?"),
+        (("sets", "check"), "Error: name the set to check: dprobes sets check NAME"),
+        (("sets", "sqlite", "block"), "Error: unexpected argument 'block': expected 'dprobes sets [[check] NAME]'"),
+    ],
+)
+def test_wrong_arguments(arguments: tuple[str, ...], message: str) -> None:
+    status, _, messages = dprobes(*arguments)
+    assert status == 2
+    assert messages.splitlines()[-1] == message
+
+
+def test_an_unknown_group_is_refused() -> None:
+    assert dprobes("run", "sqlite:locks", "--", "true") == (
+        1,
+        "",
+        (
+            "dprobes: error: the set 'sqlite' has no group 'locks'\n"
+            "hint: its groups are: requests, errors, latency, lifecycle\n"
+        ),
+    )
+
+
+def test_a_file_with_the_name_of_a_set_is_a_conflict(tmp_path: Path) -> None:
+    (tmp_path / "sqlite").write_text('name = "libc.so.6"\noffset = malloc\nexit\n')
+    status, _, messages = dprobes("check", "sqlite", cwd=tmp_path)
+    assert status == 2
+    assert messages.splitlines()[-1] == (
+        "Error: Invalid value for '[FILE]': 'sqlite' is the file 'sqlite' and an instrumentation set; "
+        "write './sqlite', or 'sqlite:' for the set"
+    )
+    assert dprobes("check", "./sqlite", cwd=tmp_path) == (0, "", "")
+    assert dprobes("check", "sqlite:", cwd=tmp_path) == (0, "", "")
+
+
+def test_a_directory_with_the_name_of_a_set_is_none(tmp_path: Path) -> None:
+    (tmp_path / "sqlite").mkdir()
+    assert dprobes("check", "sqlite", cwd=tmp_path) == (0, "", "")
+
+
+def test_the_command_of_a_text_may_have_the_name_of_a_set(tmp_path: Path) -> None:
+    command = tmp_path / "sqlite"
+    command.write_text("#!/bin/sh\nexec true\n")
+    command.chmod(0o755)
+    environment = {**ENVIRONMENT, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        [*DPROBES, "run", "--engine", "ptrace", "-e", "libc.so.6:malloc { @ = count() }", "--", "sqlite"],
+        capture_output=True, text=True, timeout=TIMEOUT, check=False, cwd=tmp_path, env=environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "malloc" in done.stderr
+
+
+def test_a_set_is_built_and_shown(tmp_path: Path) -> None:
+    status, output, _ = dprobes("show", "libc.dns")
+    assert (status, "major = 0x1020" in output) == (0, True)
+    status, _, messages = dprobes("build", "libc.dns", cwd=tmp_path)
+    assert status == 0, messages
+    assert [path.name for path in tmp_path.iterdir()] == ["libc.dns.ppdf"]
+
+
+# Single sets
+
+
+def test_groups_select_probes(tmp_path: Path) -> None:
+    needs("sqlite3")
+    command = ("sqlite3", ":memory:", "select 1")
+    result = run("sqlite:requests,latency", "ptrace", "--", *command, path=tmp_path)
+    assert {each.probe for each in result.records} == {"sqlite.statement.prepare", "sqlite.statement.step"}
+    result = run("sqlite:requests", "ptrace", "--group", "latency", "--", *command, path=tmp_path)
+    assert {each.probe for each in result.records} == {"sqlite.statement.prepare", "sqlite.statement.step"}
+    result = run("sqlite", "ptrace", "--group", "requests", "--", *command, path=tmp_path)
+    assert {each.probe for each in result.records} == {"sqlite.statement.prepare"}
+
+
+def test_sqlite(engine: str, tmp_path: Path) -> None:
+    code = """
+import os, sqlite3
+database = sqlite3.connect(":memory:", isolation_level=None)
+database.set_trace_callback(lambda text: os.write(1, f"TRACE {text}\\n".encode()))
+database.execute("create table t (n integer)")
+for n in range(7):
+    database.execute("insert into t values (?)", (n,))
+print("ROWS", len(database.execute("select n from t where n > 0").fetchall()))
+for text in ("select * from nothing", "selekt"):
+    try: database.execute(text)
+    except sqlite3.Error as error: print("CODE", text, error.sqlite_errorcode)
+database.close()
+"""
+    needs(PYTHON)
+    result = run("sqlite", engine, "--", PYTHON, "-S", "-c", code, path=tmp_path)
+    traced = [re.sub(r"\(\d+\)", "(?)", text) for text in re.findall(r"^TRACE (.*)$", result.output, re.MULTILINE)]
+    prepared = [each["sql"] for each in result.of("sqlite.statement.prepare")]
+    assert [text for text in dict.fromkeys(prepared) if "sqlite_" not in text and "sel" not in text[:3]] == [
+        text for text in dict.fromkeys(traced) if "sel" not in text[:3]
+    ]
+    steps = [each["result"] for each in result.of("sqlite.statement.step")]
+    assert result.output.count("ROWS 6\n") == 1
+    assert steps.count(100) >= 6
+    assert steps.count(101) >= 9  # 1 table, 7 rows, 1 selection
+    assert all(0 < each["elapsed"] < 10**9 for each in result.of("sqlite.statement.step"))
+    refused = {each["sql"]: each["result"] for each in result.of("sqlite.statement.refuse")}
+    assert refused == {text: int(code) for text, code in re.findall(r"^CODE (.*) (\d+)$", result.output, re.MULTILINE)}
+    assert len(refused) == 2
+    assert result.of("sqlite.connection.open") == [{"path": ":memory:", "result": 0}]
+    assert len(result.of("sqlite.connection.close")) == 1
+
+
+HEAP = """
+#include <stdio.h>
+#include <stdlib.h>
+int main(void) {
+    setvbuf(stdout, NULL, _IONBF, 0);
+    for (int n = 0; n < 20; n++) {
+        void *block = malloc(100000 + n);
+        fprintf(stderr, "M %d %p\\n", 100000 + n, block);
+        void *cleared = calloc(3, 70000 + n);
+        fprintf(stderr, "C 3 %d %p\\n", 70000 + n, cleared);
+        void *before = block;
+        block = realloc(block, 200000 + n);
+        fprintf(stderr, "R %p %d %p\\n", before, 200000 + n, block);
+        free(block); free(cleared); free(NULL);
+    }
+    return 0;
+}
+"""
+
+
+def test_malloc(engine: str, tmp_path: Path) -> None:
+    needs("gcc")
+    (tmp_path / "heap.c").write_text(HEAP)
+    subprocess.run(["gcc", "-O0", "-w", "-o", tmp_path / "heap", tmp_path / "heap.c"], check=True)
+    script = f"exec {tmp_path}/heap 2>{tmp_path}/said"
+    result = run("libc.malloc", engine, "--", "sh", "-c", script, path=tmp_path)
+    said = [line.split() for line in (tmp_path / "said").read_text().splitlines()]
+
+    def of(event: str, *names: str) -> list[list[str]]:
+        found = [[str(each[name]) for name in names] for each in result.of(f"libc.malloc.{event}")]
+        return [each for each in found if any(len(value) >= 5 and value.isdecimal() for value in each)]
+
+    assert [each for each in of("allocate", "size", "address") if each[0].startswith("1000")] == [
+        words[1:] for words in said if words[0] == "M"
+    ]
+    assert of("clear", "count", "size", "address") == [words[1:] for words in said if words[0] == "C"]
+    assert of("resize", "old", "size", "address") == [words[1:] for words in said if words[0] == "R"]
+    freed = [each["address"] for each in result.of("libc.malloc.release")]
+    expected = [words[-1] for words in said if words[0] in "RC"]
+    assert sorted(each for each in freed if each in expected) == sorted(expected)
+    assert "0x0" not in freed
+
+
+def test_dns(engine: str, tmp_path: Path) -> None:
+    code = """
+import socket, time
+for name in ("localhost", "127.0.0.1", "no such name"):
+    begin = time.monotonic_ns()
+    try: socket.getaddrinfo(name, None); result = 0
+    except socket.gaierror as error: result = error.errno
+    print(name, result, time.monotonic_ns() - begin, sep="|")
+print("REVERSE", socket.getnameinfo(("127.0.0.1", 1), socket.NI_NUMERICHOST)[0])
+"""
+    needs(PYTHON)
+    result = run("libc.dns", engine, "--", PYTHON, "-S", "-c", code, path=tmp_path)
+    said = [line.split("|") for line in result.output.splitlines() if "|" in line]
+    asked = [each["host"] for each in result.of("libc.dns.ask")]
+    assert asked == [*(name for name, _, _ in said), "127.0.0.1"]  # Python's getnameinfo asks for the address first
+    answers = result.of("libc.dns.answer")[: len(said)]
+    assert [(each["host"], each["result"]) for each in answers] == [(name, int(code)) for name, code, _ in said]
+    assert all(0 < each["elapsed"] <= int(took) for each, (_, _, took) in zip(answers, said, strict=True))
+    assert [each["result"] for each in result.of("libc.dns.reverse")] == [0]
+
+
+@pytest.mark.usefixtures("kernel")
+def test_process(tmp_path: Path) -> None:
+    needs("strace")
+    script = "/bin/true; (exit 3); sh -c 'kill -USR1 $$' ; trap : USR2; kill -USR2 $$; sleep 0.01; exit 5"
+    traced = tmp_path / "strace"
+    subprocess.run(
+        ["strace", "-f", "-e", "trace=execve,clone,fork,vfork,kill", "-o", traced, "sh", "-c", script],
+        capture_output=True, check=False,
+    )  # fmt: skip
+    text = traced.read_text()
+    output = tmp_path / "records"
+    done = subprocess.run(
+        [*DPROBES, "run", "process", "--format", "json", "-o", output, "--", "sh", "-c", script],
+        capture_output=True, text=True, timeout=TIMEOUT, check=False, env=ENVIRONMENT,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    records = read(output.read_text(), SETS["process"])
+    keep_promises(records, SETS["process"])
+    result = Run(records, "")
+    executed = [Path(each["filename"]).name for each in result.of("process.program.exec")]
+    assert sorted(executed) == sorted(
+        re.findall(r'execve\("[^"]*/([^"/]+)".*(?: = 0|<unfinished \.\.\.>)$', text, re.MULTILINE)
+    )
+    forks = result.of("process.task.fork")
+    assert len(forks) == len(re.findall(r"(?:clone|v?fork)(?:\(| resumed).* = \d+$", text, re.MULTILINE))
+    ends = [each["status"] for each in result.of("process.task.exit")]
+    statuses = re.findall(r"\+\+\+ (exited with|killed by) (\w+)", text)
+    expected = [int(word) << 8 if how == "exited with" else 10 for how, word in statuses]
+    assert sorted(ends) == sorted(expected)
+    assert {3 << 8, 5 << 8, 10} <= set(ends)
+    assert {each["last"] for each in result.of("process.task.exit")} == {1}
+    sent = [each["signal"] for each in result.of("process.signal.send")]
+    assert (sent.count(10), sent.count(12)) == (1, 1)
+    shell = result.records[0].process
+    assert (12, shell) in [(each["signal"], each["receiver"]) for each in result.of("process.signal.send")]
+    handled = [each for each in result.of("process.signal.deliver", shell) if each["signal"] == 12]
+    assert len(handled) == 1
+    assert int(handled[0]["handler"], 16) > 1
+
+
+@pytest.mark.usefixtures("kernel")
+def test_syscall(tmp_path: Path) -> None:
+    code = """
+import ctypes, os, time
+libc = ctypes.CDLL(None, use_errno=True)
+for _ in range(25): os.getppid()
+try: os.open("/nowhere", 0)
+except OSError: pass
+print("OPEN", os.open("/etc/hostname", 0))
+begin = time.monotonic_ns(); time.sleep(0.2); print("SLEPT", time.monotonic_ns() - begin)
+open("REMOVED", "w").close(); os.unlink("REMOVED")
+""".replace("REMOVED", f"{tmp_path}/removed")
+    needs(PYTHON)
+    result = run("syscall", "ebpf", "--", PYTHON, "-S", "-c", code, path=tmp_path)
+    enters, exits = result.of("syscall.call.enter"), result.of("syscall.call.exit")
+    ppid = [each for each in exits if each["number"] == 110]
+    assert len(ppid) == len([each for each in enters if each["number"] == 110]) == 25
+    assert len({each["result"] for each in ppid}) == 1
+    (slept,) = re.findall(r"SLEPT (\d+)", result.output)
+    (sleep,) = [each for each in exits if each["number"] == 230]
+    assert 200_000_000 <= sleep["elapsed"] <= int(slept)
+    opened = {each["filename"]: each["result"] for each in result.of("syscall.file.open")}
+    assert opened["/nowhere"] == -2
+    assert f"OPEN {opened['/etc/hostname']}\n" in result.output
+    assert result.of("syscall.file.remove") == [{"path": f"{tmp_path}/removed"}]
+
+
+@pytest.mark.usefixtures("kernel")
+def test_sched(tmp_path: Path) -> None:
+    code = """
+import os, time
+def count(): return [int(line.split()[1]) for line in open("/proc/self/status") if "ctxt_switches" in line]
+first = count(); print("PID", os.getpid(), flush=True)
+for _ in range(30): time.sleep(0.002)
+print("SWITCHES", *[b - a for a, b in zip(first, count())])
+"""
+    needs(PYTHON)
+    with everywhere("sched", tmp_path) as records:
+        said = subprocess.run([PYTHON, "-S", "-c", code], capture_output=True, text=True, check=True).stdout
+    pid = int(re.findall(r"PID (\d+)", said)[0])
+    voluntary, _ = map(int, re.findall(r"SWITCHES (\d+) (\d+)", said)[0])
+    switches = Run(records, "").of("sched.task.switch")
+    assert len([each for each in switches if each["prev"] == pid and each["state"] == 1]) >= voluntary >= 30
+    wakes = [each for each in Run(records, "").of("sched.task.wake") if each["task"] == pid]
+    assert len(wakes) >= 30
+    waited = [each["waited"] for each in switches if each["next"] == pid and each["waited"]]
+    assert len(waited) >= 30
+    assert all(each < 10**9 for each in waited)
+
+
+@pytest.mark.usefixtures("kernel")
+def test_block(tmp_path: Path) -> None:
+    needs("dd")
+    device = ROOT.stat().st_dev
+    statistics = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}/stat")
+    if not statistics.exists():
+        pytest.skip("the file system of the tests is not on a block device")
+    target = ROOT / ".cache" / f"block-{os.getpid()}"
+    target.parent.mkdir(exist_ok=True)
+    try:
+        with everywhere("block", tmp_path) as records:
+            before = statistics.read_text().split()
+            done = subprocess.run(
+                ["dd", "if=/dev/zero", f"of={target}", "bs=1M", "count=8", "oflag=direct", "conv=fsync"],
+                capture_output=True, text=True, check=False,
+            )  # fmt: skip
+            after = statistics.read_text().split()
+        if done.returncode != 0:
+            pytest.skip(f"direct writes: {done.stderr.splitlines()[-1]}")
+    finally:
+        target.unlink(missing_ok=True)
+    completed = [each for each in Run(records, "").of("block.request.complete") if each["error"] == 0]
+    written = int(after[6]) - int(before[6])  # Documentation/block/stat.rst: sectors written
+    assert written >= 8 << 11
+    issued = {(each["device"], each["sector"]): each["sectors"] for each in Run(records, "").of("block.request.issue")}
+    # The counters have partial completions of requests and other devices, too; 8 MiB are a lower bound of both.
+    assert sum(each["sectors"] for each in completed) >= 8 << 11
+    assert all(issued.get((each["device"], each["sector"])) == each["sectors"] for each in completed[:50])
+    assert all(0 < each["elapsed"] < 60 * 10**9 for each in completed)
+
+
+TCP = """
+import socket
+server = socket.create_server(("127.0.0.1", 0))
+client = socket.create_connection(server.getsockname())
+other, _ = server.accept()
+print("PORTS", server.getsockname()[1], client.getsockname()[1])
+client.close(); other.close(); server.close()
+try: socket.create_connection(("::1", 1))
+except OSError: pass
+"""
+
+
+@pytest.mark.usefixtures("kernel")
+def test_tcp(tmp_path: Path) -> None:
+    needs(PYTHON)
+    result = run("net.tcp", "ebpf", "--", PYTHON, "-S", "-c", TCP, path=tmp_path)
+    server, client = map(int, re.findall(r"PORTS (\d+) (\d+)", result.output)[0])
+    changes = result.of("net.tcp.state")
+    established = [each for each in changes if each["after"] == 1]
+    assert {(each["local_port"], each["remote_port"]) for each in established} >= {(client, server)}
+    assert {each["local"] for each in established} == {"127.0.0.1"}
+    listening = [each for each in changes if each["after"] == 10]
+    assert [each["local_port"] for each in listening] == [server]
+    refused = [each for each in changes if each["remote_port"] == 1]
+    assert [(each["remote"], each["before"], each["after"]) for each in refused] == [("::1", 7, 2), ("::1", 2, 7)]
+    assert [each["remote_port"] for each in result.of("net.tcp.reset")] == [1]
+
+
+@pytest.mark.usefixtures("kernel")
+def test_memory(tmp_path: Path) -> None:
+    code = """
+import mmap, ctypes, resource
+m = mmap.mmap(-1, 64 * 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+m.madvise(15)
+start = ctypes.addressof(ctypes.c_char.from_buffer(m))
+for n in range(0, 64, 2): m[n * 4096] = 1
+print("START", start)
+"""
+    needs(PYTHON)
+    result = run("memory", "ebpf", "--", PYTHON, "-S", "-c", code, path=tmp_path)
+    start = int(re.findall(r"START (\d+)", result.output)[0])
+    found = [
+        (address - start, each["error"])
+        for each in result.of("memory.page.fault")
+        if 0 <= (address := int(each["address"]["address"], 16)) - start < 64 * 4096
+    ]
+    assert found == [(n * 4096, 6) for n in range(0, 64, 2)]  # a write of a program to a page that is not there
+    assert result.of("memory.process.kill") == []
