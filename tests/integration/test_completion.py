@@ -150,7 +150,7 @@ LINES = [
     ("dprobes insert --log-t", ["--log-target"]),
     ("dprobes insert on", ["one.rpn", "onward/"]),
     ("dprobes apply o", ["onward/", "other.ppdf"]),
-    ("dprobes build o", ["one.rpn", "onward/", "off-cpu", "oom-kills"]),
+    ("dprobes build o", ["one.rpn", "onward/", "off-cpu", "oom-kills", "openssl"]),
     ("dprobes run sq", ["sqlite-queries", "sqlite"]),
     ("dprobes sets libc.", ["libc.dns", "libc.malloc"]),
     ("dprobes examples mall", ["malloc", "malloc-returns"]),

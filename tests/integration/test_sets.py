@@ -7,7 +7,9 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 import time
+from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,7 +19,7 @@ import pytest
 from dprobes.errors import DprobesError
 from dprobes.sets.set_library import listed_sets
 from integration.ebpf.kernel import has_begun, require_bpf, require_initial_namespace
-from integration.support import DPROBES, TIMEOUT, await_true
+from integration.support import DPROBES, NOBODY, TIMEOUT, as_nobody, await_true
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -534,3 +536,206 @@ print("START", start)
     ]
     assert found == [(n * 4096, 6) for n in range(0, 64, 2)]  # a write of a program to a page that is not there
     assert result.of("memory.process.kill") == []
+
+
+WAITING = """
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <stdio.h>
+#include <unistd.h>
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t condition = PTHREAD_COND_INITIALIZER;
+static pthread_barrier_t barrier;
+static int is_told;
+static void *worker(void *unused) {
+    for (int i = 0; i < 3; i++) {
+        pthread_barrier_wait(&barrier);
+        pthread_mutex_lock(&mutex);
+        pthread_mutex_unlock(&mutex);
+        pthread_barrier_wait(&barrier);
+    }
+    pthread_mutex_lock(&mutex);
+    is_told = 1;
+    pthread_cond_signal(&condition);
+    pthread_mutex_unlock(&mutex);
+    return unused;
+}
+int main(void) {
+    pthread_t thread;
+    pthread_barrier_init(&barrier, 0, 2);
+    pthread_create(&thread, 0, worker, 0);
+    for (int i = 0; i < 3; i++) {
+        pthread_mutex_lock(&mutex);
+        pthread_barrier_wait(&barrier);
+        usleep(300000);
+        pthread_mutex_unlock(&mutex);
+        pthread_barrier_wait(&barrier);
+    }
+    pthread_mutex_lock(&mutex);
+    int waits = 0;
+    for (; !is_told; waits++) pthread_cond_wait(&condition, &mutex);
+    pthread_mutex_unlock(&mutex);
+    printf("HELD %d %p %p %d\\n", (int)gettid(), (void *)&mutex, (void *)&condition, waits);
+    return pthread_join(thread, 0);
+}
+"""
+
+
+def test_pthread(engine: str, tmp_path: Path) -> None:
+    needs("gcc")
+    (tmp_path / "waiting.c").write_text(WAITING)
+    subprocess.run(["gcc", "-O1", "-pthread", "-o", tmp_path / "waiting", tmp_path / "waiting.c"], check=True)
+    result = run("pthread", engine, "--", str(tmp_path / "waiting"), path=tmp_path)
+    owner, mutex, condition, waits = result.output.split()[1:]
+    long = [each for each in result.of("pthread.mutex.wait") if each["elapsed"] > 100_000_000]
+    assert [(each["mutex"], each["owner"]) for each in long] == [(mutex, int(owner))] * 3
+    assert all(each["caller"]["name"].startswith("worker+") for each in long)
+    assert [each["condition"] for each in result.of("pthread.condition.wait")] == [condition] * int(waits)
+    (created,) = result.of("pthread.thread.create")
+    assert (created["start"]["name"].split()[0], created["result"]) == ("worker", 0)
+    assert [each["result"] for each in result.of("pthread.thread.join")] == [0]
+
+
+TLS = """
+import ssl
+server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+server.load_cert_chain("DIRECTORY/certificate", "DIRECTORY/key")
+client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
+up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
+one, other = client.wrap_bio(down, up), server.wrap_bio(up, down, server_side=True)
+done = 0
+for _ in range(4):
+    for end in (one, other):
+        try: end.do_handshake(); done += 1
+        except ssl.SSLWantReadError: pass
+print("DONE", done)
+for count in (14, 300):
+    one.write(b"x" * count)
+    print("READ", len(other.read(1000)))
+"""
+
+
+def test_openssl(engine: str, tmp_path: Path) -> None:
+    needs("openssl", PYTHON)
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-days", "2",
+         "-keyout", tmp_path / "key", "-out", tmp_path / "certificate"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    code = TLS.replace("DIRECTORY", str(tmp_path))
+    result = run("openssl", engine, "--", PYTHON, "-S", "-c", code, path=tmp_path)
+    assert re.findall(r"READ (\d+)", result.output) == ["14", "300"]
+    written, was_read = result.of("openssl.data.write"), result.of("openssl.data.read")
+    assert [each["bytes"] for each in written] == [14, 300]
+    assert [each["bytes"] for each in was_read] == [14, 300]
+    assert len({each["connection"] for each in (*written, *was_read)}) == 2
+    handshakes = [each["result"] for each in result.of("openssl.connection.handshake")]
+    assert len(handshakes) == 8
+    assert handshakes.count(1) == int(re.findall(r"DONE (\d+)", result.output)[0]) >= 2
+
+
+def test_python(engine: str, tmp_path: Path) -> None:
+    notes = subprocess.run(["readelf", "-n", PYTHON], capture_output=True, text=True, check=False).stdout
+    if "function__return" not in notes:
+        pytest.skip("python3 was built without USDT probes (--with-dtrace)")
+    code = """
+import gc
+gc.disable()
+class Loop: pass
+def work(n):
+    loop = Loop(); loop.self = loop
+    return n if n == 0 else work(n - 1)
+[work(3) for _ in range(5)]
+gc.enable()
+print("freed", gc.collect())
+try: import nothing_of_this_name
+except ImportError: pass
+import colorsys
+"""
+    result = run("python", engine, "--", PYTHON, "-S", "-c", code, path=tmp_path)
+    calls = [(each["file"], each["line"]) for each in result.of("python.function.return") if each["function"] == "work"]
+    assert calls == [("<string>", 7)] * 20
+    freed = int(re.findall(r"^freed (\d+)$", result.output, re.MULTILINE)[0])
+    collections = result.of("python.gc.done")
+    assert (2, freed) in [(each["generation"], each["freed"]) for each in collections]
+    assert all(0 < each["elapsed"] < 10**10 for each in collections)
+    assert len(result.of("python.gc.start")) == len(collections)
+    imports = {each["name"]: each["found"] for each in result.of("python.module.import")}
+    assert (imports["nothing_of_this_name"], imports["colorsys"]) == (0, 1)
+
+
+def test_postgres(engine: str, tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root to become the user of a database")
+    needs("postgres", "initdb", "setpriv")
+    postgres, initdb = (str(Path(str(shutil.which(name))).resolve()) for name in ("postgres", "initdb"))
+    directory = Path(tempfile.mkdtemp(prefix="dprobes-postgres-"))  # pytest's own is root's alone
+    try:
+        os.chown(directory, NOBODY, NOBODY)
+        subprocess.run(
+            [initdb, "-D", str(directory / "data"), "-A", "trust", "-U", "postgres", "--no-sync"],
+            check=True, capture_output=True, timeout=5 * TIMEOUT, cwd=directory, **as_nobody(),
+        )  # fmt: skip
+        queries = tmp_path / "queries"
+        queries.write_text("select 40+2 as answer;\nselect pg_sleep(0.1);\nselect nothing;\n")
+        user = f"setpriv --reuid={NOBODY} --regid={NOBODY} --clear-groups"
+        command = f"{user} {postgres} --single -D {directory}/data postgres < {queries}"
+        result = run("postgres", engine, "-D", f"POSTGRES={postgres}", "--", "sh", "-c", command, path=tmp_path)
+    finally:
+        shutil.rmtree(directory)
+    assert 'answer = "42"' in result.output
+    started = [each["sql"].strip(";\n") for each in result.of("postgres.query.start")]
+    assert started == ["select 40+2 as answer", "select pg_sleep(0.1)", "select nothing"]
+    done = {each["sql"].strip(";\n"): each["elapsed"] for each in result.of("postgres.query.done")}
+    assert list(done) == started[:2]
+    assert done["select pg_sleep(0.1)"] >= 100_000_000
+    assert len(result.of("postgres.transaction.abort")) == 1
+    counts = [len(result.of(f"postgres.transaction.{event}")) for event in ("start", "commit", "abort")]
+    assert counts[0] == counts[1] + counts[2]
+
+
+def test_redis(engine: str, tmp_path: Path) -> None:
+    needs("redis-cli")
+    # Debian has the server's program, under another name, in the package of the tools.
+    program = shutil.which("redis-server") or shutil.which("redis-check-rdb")
+    assert program is not None
+    server, address, output = tmp_path / "redis-server", tmp_path / "socket", tmp_path / "records"
+    server.symlink_to(program)
+    command = [str(server), "--port", "0", "--unixsocket", str(address), "--save", "", "--dir", str(tmp_path)]
+    client = ["redis-cli", "-s", str(address)]
+    words = [*DPROBES, "run", "redis", "--engine", engine, "-D", f"REDIS={Path(program).resolve()}"]
+    process = subprocess.Popen(
+        [*words, "--format", "json", "-o", str(output), "--", *command, "--loglevel", "warning"],
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        ping = [*client, "PING"]
+        await_true(
+            lambda: subprocess.run(ping, capture_output=True, check=False).returncode == 0, "the server", TIMEOUT
+        )
+        for number in range(3):
+            subprocess.run([*client, "SET", f"user:{number}", "x"], check=True, capture_output=True)
+        subprocess.run([*client, "GET", "user:1"], check=True, capture_output=True)
+        commands = subprocess.run([*client, "INFO", "commandstats"], check=True, capture_output=True, text=True).stdout
+        clients = subprocess.run([*client, "INFO", "stats"], check=True, capture_output=True, text=True).stdout
+        subprocess.run([*client, "SHUTDOWN", "NOSAVE"], check=False, capture_output=True)
+        _, messages = process.communicate(timeout=TIMEOUT)
+    finally:
+        process.kill()
+    assert process.returncode == 0, messages
+    records = read(output.read_text(), SETS["redis"])
+    keep_promises(records, SETS["redis"])
+    result = Run(records, "")
+    done = Counter(each["command"].lower() for each in result.of("redis.command.done"))
+    expected = {name: int(calls) for name, calls in re.findall(r"cmdstat_(\w+):calls=(\d+)", commands)}
+    assert {name: done[name] for name in expected} == expected
+    assert (done["set"], done["get"]) == (3, 1)
+    times = dict(re.findall(r"cmdstat_(\w+):calls=\d+,usec=(\d+)", commands))
+    taken = [each["elapsed"] for each in result.of("redis.command.done") if each["command"].lower() == "set"]
+    assert sum(taken) == int(times["set"]) * 1000
+    assert {each["words"] for each in result.of("redis.command.done") if each["command"].lower() == "set"} == {3}
+    (received,) = re.findall(r"total_connections_received:(\d+)", clients)
+    opened = [each["client"] for each in result.of("redis.client.open")]
+    assert len(opened) >= int(received) + 1  # the last client connected later; redis makes some for itself
+    assert len(result.of("redis.client.close")) >= int(received)
