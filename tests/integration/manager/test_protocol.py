@@ -174,15 +174,18 @@ def test_kinds_of_probepoints_have_the_fields_that_are_documented(
     memory = WatchedMemory(16, 4, False, Access.WRITE)
     watchpoint = Probepoint(ProbeKind.WATCHPOINT, 0, definition, "/lib", "place", memory)
     sampler = Probepoint(ProbeKind.SAMPLER, 0, definition, "/lib", "99hz", Sampler(99))
+    counting = sampler._replace(subject=Sampler(7, "page-faults"))
     event = TracedEvent(Source.RECORD, "sched_switch", 300)
     tracepoint = Probepoint(ProbeKind.TRACEPOINT, 0, definition, "vmlinux", "sched:sched_switch", event)
     state = (ProbeState.ACTIVE, "")
-    probes = (watchpoint, sampler, tracepoint)
+    probes = (watchpoint, sampler, counting, tracepoint)
     others = [encode(managed_program._describe_probe(1, each, state, Counts())) for each in probes]
     common = {name for name, row in rows.items() if row[-1].partition(":")[0] not in PROBE_KINDS}
     for probe in (inserted["program"]["probes"][0], *others):
         own = {name for name, row in rows.items() if row[-1].startswith(f"{probe['kind']}: ")}
         assert set(probe) == common | own, probe["kind"]
+    rates = [(each["frequency"], each["period"], each["counter"]) for each in others if each["kind"] == "sampler"]
+    assert rates == [(99, 0, ""), (0, 7, "page-faults")]
     assert inserted["program"]["scope"] == {"pid": target.pid, "follow": True}
 
 
