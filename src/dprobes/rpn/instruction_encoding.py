@@ -76,7 +76,7 @@ def encode(
     Return the encoded form of a checked program for a processor.
 
     ``handlers`` maps the index of a definition to the processor whose register names its handler uses; by default
-    ``architecture``.
+    ``architecture``. Definitions whose handler is the same object share its encoded form.
 
     Raise KeyError for a label, procedure, register or table that ``check`` would have reported.
     """
@@ -100,14 +100,23 @@ class _Encoder:
         self._tables = program.tables
         self._numbers = {table.name: number for number, table in enumerate(program.tables)}
         rows = instruction_set.rows_by_syntax()
+        first: dict[tuple[int, Architecture | None], int] = {}
+        """The index of the first definition with a handler, by its identity and its processor."""
+        self._firsts = [
+            first.setdefault((id(definition.handler), handlers.get(number)), number)
+            for number, definition in enumerate(program.definitions)
+        ]
         self._blocks = [
-            *(closed(definition.handler, rows["exit"]) for definition in program.definitions),
+            *(
+                closed(definition.handler, rows["exit"]) if self._firsts[number] == number else Code()
+                for number, definition in enumerate(program.definitions)
+            ),
             *(closed(procedure.code, rows["ret"]) for procedure in program.procedures),
         ]
 
     def image(self) -> CodeImage:
         offsets = self._lay_out()
-        starts = [block[0] for block in offsets]
+        starts = [block[0] if block else 0 for block in offsets]
         handler_count = len(starts) - len(self._names)
         procedures = dict(zip(self._names, starts[handler_count:], strict=True))
         data = bytearray()
@@ -129,7 +138,7 @@ class _Encoder:
             bytes(data),
             self._word,
             self._architecture.byte_order,
-            tuple(starts[:handler_count]),
+            tuple(starts[first] for first in self._firsts),
             procedures,
             tuple(instructions),
             {offset: tuple(names) for offset, names in labels.items()},
