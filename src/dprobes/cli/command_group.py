@@ -44,6 +44,7 @@ VERBS = {
     "format": "Print the records of a trace file or stream, using templates.",
     "sql": "Query the records of trace files and Parquet files in SQL.",
     "log-target": "Add, remove and list log targets.",
+    "profile": "Print calls, inclusive and exclusive times of the functions of a module.",
     "stop": "Remove all programs of the probe manager at once.",
     "patch": "Replace a function of a running process by one of a shared object.",
     "sets": "List instrumentation sets, the probes of a set, or check a set on this machine.",

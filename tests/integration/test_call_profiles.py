@@ -1,0 +1,127 @@
+"""``dprobes profile``: the calls of functions against the program's own counters, and the sums of their times."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+
+from integration.support import DPROBES, TIMEOUT, environment
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from integration.support import Builder
+
+ENGINES = ("inline", "ptrace")
+FLAGS = ("-O1", "-foptimize-sibling-calls", "-pthread")
+ROUNDS = 30
+FUNCTIONS = ("round_of", "leaf", "recursive", "jumping", "throwing", "tailed", "tail")
+
+
+class Profile(NamedTuple):
+    """The rows of a profile in JSON, and the numbers of calls that the program has counted, by caller and callee."""
+
+    functions: dict[str, dict[str, Any]]
+    edges: dict[tuple[str, str], dict[str, Any]]
+    counted: dict[tuple[str, str], int]
+
+
+def profile(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run ``dprobes profile``, and return its output."""
+    return subprocess.run(
+        [*DPROBES, "profile", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        env=environment(),
+        check=False,
+    )
+
+
+def profile_of(program: Path, pattern: str, engine: str) -> Profile:
+    """Return the profile of the functions of a program that match a pattern."""
+    done = profile(f"{program}:{pattern}", "--engine", engine, "--json", "--", program, ROUNDS)
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    counted = [line.split() for line in done.stderr.splitlines() if not line.startswith("dprobes: ")]
+    return Profile(
+        {row["function"]: row for row in rows if "function" in row},
+        {(row["caller"] or "outside", row["callee"]): row for row in rows if "callee" in row},
+        {(caller, callee): int(calls) for caller, callee, calls in counted},
+    )
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_calls_are_those_that_the_program_counts(build: Builder, engine: str) -> None:
+    found = profile_of(build("profiled.c", *FLAGS), "[j-t]*", engine)  # neither "main" nor those of the C library
+    calls = {key: row["calls"] for key, row in found.edges.items() if key[1] in FUNCTIONS}
+    # Threads call the first function; "main" and "thread" are profiled as well.
+    calls["outside", "round_of"] = calls.pop(("thread", "round_of"))
+    assert calls == found.counted
+    assert {name: row["left"] for name, row in found.functions.items() if row["left"]} == {
+        "throwing": found.functions["throwing"]["calls"]
+    }
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_exclusive_times_add_up_to_the_inclusive_times_of_calls_from_outside(build: Builder, engine: str) -> None:
+    found = profile_of(build("profiled.c", *FLAGS), "[j-t]*", engine)
+    outside = sum(row["inclusive"] for (caller, _), row in found.edges.items() if caller == "outside")
+    assert sum(row["exclusive"] for row in found.functions.values()) == outside
+    for name, row in found.functions.items():
+        into = [edge for (_, callee), edge in found.edges.items() if callee == name]
+        out_of = [edge for (caller, _), edge in found.edges.items() if caller == name]
+        assert sum(edge["calls"] for edge in into) == row["calls"]
+        inclusive = sum(edge["inclusive"] for edge in into)
+        assert row["exclusive"] == inclusive - sum(edge["inclusive"] for edge in out_of)
+        within = sum(edge["inclusive"] for (caller, callee), edge in found.edges.items() if caller == callee == name)
+        assert row["inclusive"] == inclusive - within
+
+
+def test_time_in_other_functions_is_that_of_their_callers(build: Builder) -> None:
+    found = profile_of(build("profiled.c", *FLAGS), "[jr]*ing", "inline")
+    assert set(found.edges) == {("outside", "jumping")}
+    row = found.functions["jumping"]
+    assert (row["calls"], row["exclusive"]) == (2 * ROUNDS, row["inclusive"])
+
+
+def test_the_format_of_callgrind_has_functions_and_edges(build: Builder, tmp_path: Path) -> None:
+    program, file = build("profiled.c", *FLAGS), tmp_path / "callgrind.out"
+    done = profile(f"{program}:[lr]*", "--callgrind", file, "--", program, ROUNDS)
+    assert done.returncode == 0, done.stderr
+    lines = file.read_text().splitlines()
+    assert lines[:2] == ["# callgrind format", "version: 1"]
+    assert [line for line in lines if line.startswith(("fn=", "cfn=", "calls="))] == [
+        "fn=leaf",
+        "fn=recursive",
+        "cfn=leaf",
+        f"calls={2 * ROUNDS} 0",
+        "cfn=recursive",
+        f"calls={4 * ROUNDS} 0",
+        "fn=round_of",
+        "cfn=leaf",
+        f"calls={6 * ROUNDS} 0",
+        "cfn=recursive",
+        f"calls={2 * ROUNDS} 0",
+    ]
+    costs = [int(line.split()[1]) for before, line in pairwise(lines) if before.startswith("fn=")]
+    assert f"summary: {sum(costs)}" in lines
+
+
+def test_what_cannot_be_profiled_is_refused_by_name(build: Builder) -> None:
+    program = build("profiled.c", *FLAGS)
+    done = profile(f"{program}:absent*", "--", program, 1)
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        f"dprobes: error: no function 'absent*' of '{program.name}' can be profiled: no function matches",
+        f"hint: dprobes list {program.name} prints the functions",
+    ]
+    done = profile(f"{program}:leaf")
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (
+        2,
+        "Error: profile needs a command (-c COMMAND, or -- COMMAND) or a process (-p PID)",
+    )
