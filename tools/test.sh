@@ -1,8 +1,9 @@
 #!/bin/sh
-# Run the whole test suite: first what can run beside other tests, then what tolerates only guests beside it, with the
-# guests (UPROBING in tests/conftest.py), and last what needs the machine to itself (ALONE). What fails runs once more,
-# alone: the machine may have been too busy for it. What then passes is listed above, and what fails again fails the
-# suite; so do many failures, which no busy machine explains.
+# Run the whole test suite. The guests run in the background from the beginning, at low priority: they use the time in
+# which the other tests wait. In the foreground are first the tests that can run beside others, then those that tolerate
+# only guests beside them (UPROBING in tests/conftest.py), and last, after the guests, those that need the machine to
+# themselves (ALONE). What fails runs once more, alone: the machine may have been too busy for it. What then passes is
+# listed above, and what fails again fails the suite; so do many failures, which no busy machine explains.
 set -u
 python=$1 workers=$2
 unexplained=10
@@ -18,19 +19,30 @@ note() {
     [ "$1" -le "$status" ] || status=$1
 }
 
-run -n "$workers" --dist loadfile --cache-clear --slices -m "not torture and not alone" --ignore tests/kernel
+# A job in the background ignores SIGINT: the fixture "interruptible" undoes this for what its tests start.
+output=$(mktemp)
+job=
+end() {
+    [ -z "$job" ] || kill "$job" 2>/dev/null
+    rm -f "$output"
+}
+trap end EXIT
+trap 'exit 130' INT TERM
+
+rm -rf .pytest_cache # --cache-clear of one run would remove the list of the other one
+# QEMU runs with nice(1) (tests/guests/emulator.py). It gets little of busy processors, hence the patience.
+DPROBES_TEST_PATIENCE=4 "$python" -m pytest -q --timeout=1800 --timeout-method=signal -o cache_dir="$guests" \
+    -n 2 --dist loadfile --slices -m "not torture" tests/kernel >"$output" 2>&1 &
+job=$!
+
+run -n "$workers" --dist loadfile --slices -m "not torture and not alone" --ignore tests/kernel
+note $?
+run --slices -m "alone and not quiet and not torture" tests/integration
 note $?
 
-# Guests are emulated in processes of their own, which no probe of another test affects. A job in the background ignores
-# SIGINT, which tests/integration/conftest.py undoes.
-output=$(mktemp)
-trap 'rm -f "$output"' EXIT
-run --slices -m "alone and not quiet and not torture" tests/integration >"$output" 2>&1 &
-job=$!
-run -o cache_dir="$guests" -n 2 --dist loadfile --cache-clear --slices -m "not torture" tests/kernel
-note $?
 wait "$job"
 note $?
+job=
 cat "$output"
 
 run --slices -m "quiet and not torture" tests/integration

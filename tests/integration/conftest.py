@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _interruptible() -> None:
+@pytest.fixture(name="_interruptible", scope="session", autouse=True)
+def interruptible() -> None:
     """Take SIGINT as from a terminal: a shell lets its background jobs ignore it, and programs inherit that."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

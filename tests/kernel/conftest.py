@@ -16,7 +16,7 @@ from guests.features import lack_of
 from guests.guest import SharedGuest, boot, resumed
 from guests.images import KERNELS, NotBuiltError, UnavailableError
 from guests.kernel_choice import machine_of, superfluous
-from integration.conftest import build
+from integration.conftest import build, interruptible
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from guests.guest import Guest
 
-__all__ = ["build"]
+__all__ = ["build", "interruptible"]
 
 PASSED = pytest.StashKey[bool]()
 """Whether the test itself has passed, for what clears up."""
