@@ -5,34 +5,44 @@ Imports are most of the CPU time of a short run. Guests start ``dprobes`` in the
 place of ``subprocess.Popen``; whatever it cannot do as an exec does, it leaves to an exec. The process that forks, the
 *server*, is this file as a program. It is the parent of what it forks, and reports how each ended through a pipe.
 
-/proc/PID/cmdline of a forked process is that of the server. ``DPROBES_TEST_START=exec`` starts interpreters always.
+A forked ``dprobes`` starts its own helpers, such as the tracer, with ``HelperPopen``: they are forked from it.
+``DPROBES_TEST_START=exec`` starts interpreters always.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import ctypes
+import gc
 import importlib
 import inspect
 import os
 import pickle
 import pkgutil
+import runpy
 import signal
 import socket
 import struct
 import subprocess
 import sys
 import threading
+import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["ForkedPopen", "Server"]
+__all__ = ["ForkedPopen", "HelperPopen", "Server", "run_to_exit"]
 
 _PREFIX = (sys.executable, "-m", "dprobes")
+_HELPER_PREFIX = (sys.executable, "-P", "-m")
 _LEFT_OUT = ("dprobes.__main__", "dprobes.cli.languageserver", "dprobes.manager.__main__")
 """Modules that the server does not import: programs, and modules that need large packages of others."""
+
+_FLUSH_FAILED = 120
+"""Exit status of an interpreter that could not write the rest of its output."""
 
 _HEADER = struct.Struct("=I")
 _PID = struct.Struct("=i")
@@ -56,6 +66,14 @@ _REFUSED = {
 }
 """Parameters of ``subprocess.Popen`` with the only values that the server supports."""
 
+# include/uapi/linux/prctl.h
+_PR_SET_MM, _PR_SET_MM_MAP = 35, 14
+_MM_MAP = struct.Struct("=11QQIi")
+"""struct prctl_mm_map: code, data, brk, stack, arguments, environment; auxv and its size; a descriptor of the file."""
+_MM_FIELDS = (26, 27, 45, 46, 47, None, 28, 48, 49, 50, 51)
+"""Numbers of the fields of proc_pid_stat(5) with the first members of ``_MM_MAP``; the end of brk is not among them."""
+_ARG_START, _ARG_END = 7, 8
+
 
 def _read(descriptor: int, size: int) -> bytes:
     """Read ``size`` bytes from a descriptor; return fewer at the end of the file."""
@@ -63,6 +81,24 @@ def _read(descriptor: int, size: int) -> bytes:
     while len(data) < size and (part := os.read(descriptor, size - len(data))):
         data += part
     return data
+
+
+class _CommandLine:
+    """The memory with this process's /proc/PID/cmdline: the kernel reads it there as long as the process exists."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        """Show ``words``; raise OSError if the kernel cannot be told where the command line is."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.sbrk.restype = ctypes.c_void_p
+        text = b"".join(os.fsencode(word) + b"\0" for word in words)
+        self._memory = ctypes.create_string_buffer(text, len(text))
+        stat = Path("/proc/self/stat").read_text().rpartition(")")[2].split()  # from the third field on
+        bounds = [libc.sbrk(0) if field is None else int(stat[field - 3]) for field in _MM_FIELDS]
+        bounds[_ARG_START] = ctypes.addressof(self._memory)
+        bounds[_ARG_END] = bounds[_ARG_START] + len(text)
+        map_ = _MM_MAP.pack(*bounds, 0, 0, -1)
+        if libc.prctl(_PR_SET_MM, _PR_SET_MM_MAP, map_, ctypes.c_ulong(len(map_)), 0) != 0:
+            raise OSError(ctypes.get_errno(), "prctl(PR_SET_MM)")
 
 
 def _inherited() -> tuple[object, ...]:
@@ -219,6 +255,7 @@ class _Forks:
         self._status_ends: dict[int, int] = {}
         self._zombies: dict[int, int] = {}  # process IDs by the ends where they have been reported
         self._woken, self._wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._shown: _CommandLine | None = None
 
     def serve(self) -> list[str] | None:
         """
@@ -252,6 +289,8 @@ class _Forks:
                 if (pid := os.fork()) == 0:
                     try:
                         self._become(files, environment, directory, has_session=has_session)
+                        if HelperPopen.is_possible:
+                            self._shown = _CommandLine([*_PREFIX, *words])
                     finally:
                         self._line.sendall(_PID.pack(os.getpid()))  # as an exec: the process is complete from here on
                         self._line.close()
@@ -300,13 +339,124 @@ class _Forks:
         os.environ.update(environment)
         os.chdir(directory)
         sys.path[0] = directory
-        for number, name in enumerate(("stdin", "stdout", "stderr")):
-            own = getattr(sys, name)
-            file = open(number, own.mode, encoding=own.encoding, errors=own.errors, closefd=False)  # noqa: SIM115
-            if number:
-                is_unbuffered = "PYTHONUNBUFFERED" in environment
-                file.reconfigure(line_buffering=number == 2 or os.isatty(number), write_through=is_unbuffered)
-            setattr(sys, name, file)
+        _open_standard_files()
+
+
+def _open_standard_files() -> None:
+    """Set ``sys.stdin``, ``sys.stdout`` and ``sys.stderr`` to new files for the descriptors 0, 1 and 2."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        own = getattr(sys, f"__{name}__")
+        file = open(number, own.mode, encoding=own.encoding, errors=own.errors, closefd=False)  # noqa: SIM115
+        if number:
+            is_unbuffered = "PYTHONUNBUFFERED" in os.environ
+            file.reconfigure(line_buffering=number == 2 or os.isatty(number), write_through=is_unbuffered)
+        setattr(sys, name, file)
+
+
+class HelperPopen(subprocess.Popen[Any]):
+    """
+    ``subprocess.Popen`` of a forked ``dprobes``, which forks the processes that execute a module of the package.
+
+    A process with several threads executes an interpreter, as do all if ``is_possible`` is False.
+    """
+
+    is_possible = False
+
+    def _execute_child(self, *arguments: Any) -> None:
+        values = _PARAMETERS.bind(self, *arguments).arguments
+        words, ends = values["args"], [values[name] for name in ("p2cread", "c2pwrite", "errwrite")]
+        if (
+            not HelperPopen.is_possible
+            or tuple(words[: len(_HELPER_PREFIX)]) != _HELPER_PREFIX
+            or any(values[name] != usual for name, usual in _REFUSED.items() if name != "pass_fds")
+            or any(0 <= end <= 2 for end in ends)
+            or len(list(Path("/proc/self/task").iterdir())) > 1
+        ):
+            super()._execute_child(*arguments)  # type: ignore[misc]
+            return
+        ready, is_ready = os.pipe2(os.O_CLOEXEC)
+        try:
+            if (pid := os.fork()) == 0:
+                run_to_exit(lambda: _run_helper(values, ends, is_ready))
+        finally:
+            os.close(is_ready)
+        self.pid = pid
+        self._child_created = True
+        with os.fdopen(ready, "rb", 0) as pipe:
+            pipe.read(1)  # as after an exec, the process has only its own descriptors from here on
+        self._close_pipe_fds(*(values[name] for name in _PIPES))  # type: ignore[attr-defined]
+
+
+def _run_helper(values: Mapping[str, Any], ends: Sequence[int], is_ready: int) -> NoReturn:
+    """Execute, in a forked process, the module that ``values`` name as a new interpreter would."""
+    _former = sys.stdin, sys.stdout, sys.stderr  # they are not freed: that would close descriptors with their numbers
+    words, passed = list(values["args"]), values["pass_fds"]
+    if values["start_new_session"]:
+        os.setsid()
+    for number, end in enumerate(ends):
+        if end != -1:
+            os.dup2(end, number)
+    bounds = sorted({2, *passed, is_ready})
+    for below, above in zip(bounds, [*bounds[1:], os.sysconf("SC_OPEN_MAX")], strict=True):
+        os.closerange(below + 1, above)
+    for descriptor in passed:
+        os.set_inheritable(descriptor, True)
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if (environment := values["env"]) is not None:
+        os.environ.clear()
+        os.environ.update(environment)
+    if (directory := values["cwd"]) is not None:
+        os.chdir(directory)
+    del sys.path[0]  # the directory of "python -m" without -P
+    sys.argv[:] = words[len(_HELPER_PREFIX) :]
+    sys.orig_argv[:] = words
+    _open_standard_files()
+    atexit._clear()
+    gc.freeze()  # objects of the forking process are not freed, which could close descriptors that have its numbers
+    gc.enable()
+    _shown = _CommandLine(words)
+    Path("/proc/self/comm").write_text(Path(words[0]).name)
+    os.close(is_ready)
+    warnings.filterwarnings("ignore", "'.*' found in sys.modules", RuntimeWarning)
+    run_to_exit(lambda: runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True))
+
+
+def run_to_exit(program: Callable[[], object]) -> NoReturn:
+    """
+    Call ``program`` in a forked process, and exit as an interpreter does after it, but without freeing its objects.
+
+    Freeing them copies every page of memory that the process shares with the process that has forked it, which takes
+    longer than most runs.
+    """
+    status: object = None
+    try:
+        program()
+    except SystemExit as request:
+        status = request.code
+    except BaseException as error:  # noqa: BLE001 - reported, as by the interpreter
+        sys.excepthook(type(error), error, error.__traceback__)
+        if isinstance(error, KeyboardInterrupt):
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
+        status = 1
+    try:
+        if not (status is None or isinstance(status, int)):
+            print(status, file=sys.stderr)
+            status = 1
+        threading._shutdown()  # type: ignore[attr-defined]  # waits for threads
+        atexit._run_exitfuncs()
+        sys.stderr.flush()
+        sys.stdout.flush()
+    except OSError as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        status = _FLUSH_FAILED
+    finally:
+        os._exit((status or 0) & 0xFF if isinstance(status, int | None) else 1)
 
 
 def _import_package() -> None:
@@ -319,21 +469,24 @@ def _import_package() -> None:
 
 
 def _main() -> None:
-    import gc
-
     if os.fork():
         os._exit(0)
     line = socket.socket(fileno=int(sys.argv[1]))
     _import_package()
     gc.collect()
     gc.freeze()
-    words = _Forks(line).serve()
+    with contextlib.suppress(OSError):
+        _shown = _CommandLine(sys.orig_argv)
+        HelperPopen.is_possible = True
+    forks = _Forks(line)
+    words = forks.serve()
     if words is not None:
         import dprobes.__main__ as command
 
         assert command.__file__ is not None
         sys.argv[:] = [command.__file__, *words]
-        command.main()
+        subprocess.Popen = HelperPopen  # type: ignore[misc]
+        run_to_exit(command.main)
 
 
 if __name__ == "__main__":

@@ -51,6 +51,66 @@ def test_a_forked_command_does_what_an_executed_one_does(words: list[str], tmp_p
     assert found == outcome(subprocess.Popen, [*DPROBES, *words], cwd=tmp_path, env=environment)
 
 
+REPORT = """
+import atexit, gc, json, os, signal, sys
+from pathlib import Path
+atexit.register(lambda: print("its end", flush=True))
+print(json.dumps({
+    "words": [sys.argv, sys.orig_argv, sys.path, __name__, Path("/proc/self/cmdline").read_text()],
+    "place": [os.getcwd(), dict(os.environ), Path("/proc/self/comm").read_text(), os.getppid()],
+    "files": [name for name in sorted(os.listdir("/proc/self/fd")) if os.path.exists(f"/proc/self/fd/{name}")],
+    "passed": [os.pread(int(sys.argv[1]), 9, 0).decode(), os.get_inheritable(int(sys.argv[1])), sys.stdin.read()],
+    "signals": {number: str(signal.getsignal(number)) for number in signal.valid_signals()},
+    "session": os.getsid(0) == os.getpid(),
+    "collects": gc.isenabled(),
+}))
+sys.exit(sys.argv[2])
+"""
+STARTS = """
+import atexit, gc, os, signal, subprocess, sys
+from support.forked_starts import HelperPopen
+HelperPopen.is_possible = True
+gc.disable()
+atexit.register(lambda: print("the end", flush=True))
+signal.signal(signal.SIGTERM, lambda *_: None)
+signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+passed, other = (os.memfd_create("memory") for _ in range(2))
+os.write(passed, b"in memory")
+sys.stdout = open(os.dup(1), "w", buffering=1)
+is_forked = []
+os.register_at_fork(after_in_parent=lambda: is_forked.append(True))
+for start in (HelperPopen, subprocess.Popen):
+    words = [sys.executable, "-P", "-m", "report", str(passed), "what is said"]
+    with start(
+        words, pass_fds=[passed], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        cwd="/", env={**os.environ, "A": "B"}, start_new_session=True,
+    ) as process:
+        print(process.communicate(b"typed"), process.returncode)
+print(is_forked)
+"""
+
+
+def test_a_forked_helper_is_what_an_executed_one_is(tmp_path: Path) -> None:
+    (tmp_path / "report.py").write_text(REPORT)
+    paths = f"{tmp_path}:{Path(__file__).parents[1]}"
+    environment = {**os.environ, "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", STARTS], capture_output=True, text=True, timeout=60, env=environment, check=False
+    )
+    forked, executed, forks, end = done.stdout.splitlines()
+    assert "in memory" in executed
+    assert executed.endswith(", b'what is said\\n') 1")
+    assert forked == executed
+    assert (forks, end, done.stderr) == ("[True]", "the end", "")
+
+
+@pytest.mark.usefixtures("forked")
+def test_a_forked_process_has_its_own_command_line() -> None:
+    words = [*DPROBES, "check", "-"]
+    with ForkedPopen(words, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert Path(f"/proc/{process.pid}/cmdline").read_text() == "".join(f"{word}\0" for word in words)
+
+
 @pytest.mark.usefixtures("forked")
 def test_a_forked_process_is_no_child_and_its_signal_is_its_status() -> None:
     with ForkedPopen([*DPROBES, "check", "-"], stdin=subprocess.PIPE) as process:
