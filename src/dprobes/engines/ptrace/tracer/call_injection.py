@@ -44,6 +44,7 @@ __all__ = [
     "MADVISE",
     "MMAP",
     "MODIFY_LDT",
+    "MPROTECT",
     "MUNMAP",
     "Call",
     "InjectionError",
@@ -58,6 +59,7 @@ __all__ = [
 MMAP = {8: 9, 4: 192}
 MUNMAP = {8: 11, 4: 91}
 MADVISE = {8: 28, 4: 219}
+MPROTECT = {8: 10, 4: 125}
 MODIFY_LDT = {8: 154, 4: 123}
 
 _ALL_SIGNALS = (1 << 64) - 1

@@ -18,10 +18,9 @@ import os
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.engines.ptrace.breakpoint_sites import Placement
-from dprobes.engines.ptrace.restorer_messages import PagesMapped
-from dprobes.engines.ptrace.tracer.call_injection import MMAP, MUNMAP, InjectionError, injecting, may_inject
+from dprobes.engines.ptrace.tracer.call_injection import may_inject
 from dprobes.engines.ptrace.tracer.placed_breakpoints import GRANULE, JUMP_SIZE, Slot, SlotArea
-from dprobes.engines.ptrace.tracer.single_steps import REACH, gap_near
+from dprobes.engines.ptrace.tracer.single_steps import REACH, map_code
 from dprobes.platform.linux.ptrace_calls import Register
 from dprobes.platform.x86.instruction_relocation import copy_of, relocated
 from dprobes.target.code.machine_code import prepare_decoder
@@ -36,10 +35,6 @@ if TYPE_CHECKING:
 __all__ = ["GatedSlot", "GatedSlots"]
 
 _RCX, _RIP = int(Register.RCX), int(Register.RIP)
-
-_MPROTECT = {8: 10, 4: 125}
-_READ_WRITE, _READ_EXECUTE = 3, 5
-_PRIVATE_ANONYMOUS_FIXED_NOREPLACE = 0x100022
 
 _CODE_SIZE = 4 * PAGE_SIZE
 _SLOT_SIZE = 2 * GRANULE
@@ -129,21 +124,8 @@ class GatedSlots:
         space, size = thread.space, _CODE_SIZE + PAGE_SIZE
         if not may_inject(thread):
             return None
-        start = gap_near(thread.tid, address, size, space.word_size)
+        start = map_code(self._connection, thread, address, size, PAGE_SIZE)
         if not start:
-            return None
-        for pid in space.pids:
-            self._connection.tell_restorer(PagesMapped(pid, ((start, start + size),)))
-        try:
-            with injecting(thread) as call:
-                flags = _PRIVATE_ANONYMOUS_FIXED_NOREPLACE
-                found = call(MMAP[space.word_size], start, size, _READ_EXECUTE, flags, -1, 0)
-                if found > 0 and found != start:
-                    call(MUNMAP[space.word_size], found, size)  # a kernel that treats the address as a hint
-                if found != start:
-                    return None
-                call(_MPROTECT[space.word_size], start + _CODE_SIZE, PAGE_SIZE, _READ_WRITE)
-        except InjectionError:
             return None
         space.slots.areas.append(SlotArea(start, start + size, used=size))
         try:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.engines.ptrace.tracer.call_injection import (
     MMAP,
+    MPROTECT,
     MUNMAP,
     InjectionError,
     ThreadBusyError,
@@ -46,7 +47,6 @@ __all__ = ["ProtectionError", "make_object", "protect_page"]
 _USERFAULTFD = {8: 323, 4: 374}
 _CLOSE = {8: 3, 4: 6}
 _IOCTL = {8: 16, 4: 54}
-_MPROTECT = {8: 10, 4: 125}
 _MREMAP = {8: 25, 4: 163}
 
 _READ, _WRITE, _EXECUTE = 1, 2, 4
@@ -172,7 +172,7 @@ def _make_anonymous(thread: Thread, mapping: Mapping, page: int) -> None:
             moved = -errno.EFAULT
             with contextlib.suppress(OSError):
                 if os.pwrite(space.memory, os.pread(space.memory, PAGE_SIZE, page), copy) == PAGE_SIZE:
-                    moved = call(_MPROTECT[size], copy, PAGE_SIZE, protection)
+                    moved = call(MPROTECT[size], copy, PAGE_SIZE, protection)
             if moved >= 0:
                 moved = call(_MREMAP[size], copy, PAGE_SIZE, PAGE_SIZE, _MAYMOVE_FIXED, page)
             if moved != page:

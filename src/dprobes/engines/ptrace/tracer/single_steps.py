@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, assert_never
 from dprobes.engines.hits.hit_lifecycle import HitState
 from dprobes.engines.ptrace.breakpoint_sites import Placement
 from dprobes.engines.ptrace.restorer_messages import PagesMapped
-from dprobes.engines.ptrace.tracer.call_injection import MMAP, MUNMAP, InjectionError, injecting, may_inject
+from dprobes.engines.ptrace.tracer.call_injection import MMAP, MPROTECT, MUNMAP, InjectionError, injecting, may_inject
 from dprobes.engines.ptrace.tracer.held_signals import FAULTS, HeldSignals, move_signal_address
 from dprobes.engines.ptrace.tracer.placed_breakpoints import GRANULE, INT3, JUMP_SIZE, NOP, Slot, SlotArea
 from dprobes.engines.ptrace.tracer.tracer_state import ThreadGoneError, ThreadState
@@ -62,7 +62,7 @@ _GUARD = 16 * PAGE_SIZE
 
 _LOWEST = 1 << 16  # vm.mmap_min_addr
 
-_PROT_READ_EXEC = 0x5
+_PROT_READ_WRITE, _PROT_READ_EXEC = 0x3, 0x5
 _MAP_PRIVATE_ANONYMOUS_FIXED_NOREPLACE = 0x100022
 
 
@@ -178,22 +178,8 @@ class SlotMaker:
         if not may_inject(thread):
             return None
         with self._stopper.others_stopped(space, thread):
-            start = gap_near(thread.tid, address, size, space.word_size)
-            if not start:
-                return None
-            for pid in space.pids:
-                self._connection.tell_restorer(PagesMapped(pid, ((start, start + size),)))
-            try:
-                with injecting(thread) as call:
-                    found = call(
-                        MMAP[space.word_size],
-                        start, size, _PROT_READ_EXEC, _MAP_PRIVATE_ANONYMOUS_FIXED_NOREPLACE, -1, 0,
-                    )  # fmt: skip
-                    if found > 0 and found != start:
-                        call(MUNMAP[space.word_size], found, size)  # a kernel that treats the address as a hint
-            except InjectionError:
-                return None
-        return SlotArea(start, start + size) if found == start else None
+            start = map_code(self._connection, thread, address, size)
+        return SlotArea(start, start + size) if start else None
 
     def _use_padding(self, space: AddressSpace, address: int) -> None:
         """Create an area for slots from the unused end of a code page near ``address``."""
@@ -214,6 +200,31 @@ def _slot_size(site: Site) -> int:
 
 def _with_room(slots: Slots, address: int, size: int) -> list[SlotArea]:
     return [a for a in slots.areas if abs(a.start - address) < REACH and a.find(size) is not None]
+
+
+def map_code(connection: Connection, thread: Thread, address: int, size: int, data: int = 0) -> int:
+    """
+    Map ``size`` bytes for code near an address by a thread at an event stop, the last ``data`` bytes for data.
+
+    All other threads of its space must be stopped. Return the start of the memory, or 0 if it cannot be mapped.
+    """
+    space = thread.space
+    start = gap_near(thread.tid, address, size, space.word_size)
+    if not start:
+        return 0
+    for pid in space.pids:
+        connection.tell_restorer(PagesMapped(pid, ((start, start + size),)))
+    try:
+        with injecting(thread) as call:
+            flags = _MAP_PRIVATE_ANONYMOUS_FIXED_NOREPLACE
+            found = call(MMAP[space.word_size], start, size, _PROT_READ_EXEC, flags, -1, 0)
+            if found > 0 and found != start:
+                call(MUNMAP[space.word_size], found, size)  # a kernel that treats the address as a hint
+            elif found == start and data:
+                call(MPROTECT[space.word_size], start + size - data, data, _PROT_READ_WRITE)
+    except InjectionError:
+        return 0
+    return start if found == start else 0
 
 
 def gap_near(tid: int, address: int, size: int, word_size: int) -> int:
