@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.target.process_maps import mappings_of
-from integration.support import TIMEOUT, await_line, await_true, is_traced, read_result, running, tracer_of
+from integration.support import (
+    TIMEOUT,
+    await_line,
+    await_message,
+    await_true,
+    is_traced,
+    read_result,
+    running,
+    tracer_of,
+)
 
 if TYPE_CHECKING:
     from integration.support import Builder, Result, Runner
@@ -134,6 +143,39 @@ def kill_the_tracer(run: Runner, pid: int, delay: float, *options: str) -> None:
     os.kill(tracer_of(pid), signal.SIGKILL)
     assert read_result(process, output).status == 1
     await_true(lambda: not is_traced(pid), "the end of tracing")
+
+
+def test_a_run_ends_while_threads_write_without_a_pause(build: Builder, run: Runner) -> None:
+    with running(build("protected.c", "-pthread"), "endless", 0, 4) as target:
+        assert await_line(target) == "ready\n"
+        process, output = run.start(OBJECT, ["-p", str(target.pid)])
+        await_true(lambda: output.exists() and output.stat().st_size > 0, "a record")
+        result = run.end(process, output)
+        assert result.status == 0, result.stderr
+        assert result.counts[1].hits >= 1
+        assert neighbours(result)[1] >= 1
+        target.send_signal(signal.SIGUSR1)
+        assert await_line(target) == "right\n"
+
+
+def test_the_overload_guard_counts_neighbours(build: Builder, run: Runner) -> None:
+    """The program never writes to the object, only beside it, and is free again when the watchpoint is disabled."""
+    with running(build("protected.c", "-pthread"), "beside", 0, 2) as target:
+        assert await_line(target) == "ready\n"
+        process, output = run.start(OBJECT, ["-p", str(target.pid)], ["--overhead", "1%"])
+        said = await_message(process, "0,1 at shared+0x3e8 is disabled: ")
+        result = run.end(process, output)
+        assert re.search(
+            r"^dprobes: warning: 0,1 at shared\+0x3e8 is disabled: "
+            r"\d+ hits and neighbours a second took [\d.]+% of a CPU, where 1% are allowed$",
+            said,
+            re.MULTILINE,
+        )
+        assert result.counts[1].hits == 0
+        before = neighbours(result)[1]
+        target.send_signal(signal.SIGUSR1)
+        assert await_line(target) == "right\n"
+        assert before > 0
 
 
 def test_the_restorer_of_the_inline_engine_unmaps_the_copies(build: Builder, run: Runner) -> None:

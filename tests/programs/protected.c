@@ -94,6 +94,7 @@ static void family(int number)
 
 static volatile sig_atomic_t ended;
 static atomic_ulong done;
+static int is_hit;
 
 static void end(int number)
 {
@@ -105,20 +106,22 @@ static void *work_on(void *arg)
 	unsigned long mine = 0;
 
 	for (; !ended; mine++) {
-		touch(mine);
+		if (is_hit)
+			touch(mine);
 		miss();
-		if (read(zero, (void *)(shared.object + 10), 20) != 20)
+		if (is_hit && read(zero, (void *)(shared.object + 10), 20) != 20)
 			fail(7);
 	}
 	atomic_fetch_add(&done, mine);
 	return arg;
 }
 
-/* Write until SIGUSR1 arrives. */
-static void endless(int number)
+/* Write until SIGUSR1 arrives; to the object only with `hits`. */
+static void endless(int number, int hits)
 {
 	pthread_t ids[64];
 
+	is_hit = hits;
 	signal(SIGUSR1, end);
 	for (int n = 0; n < number; n++)
 		if (pthread_create(&ids[n], NULL, work_on, NULL))
@@ -174,7 +177,9 @@ int main(int argc, char **argv)
 	else if (!strcmp(mode, "fork"))
 		family(number);
 	else if (!strcmp(mode, "endless"))
-		endless(number);
+		endless(number, 1);
+	else if (!strcmp(mode, "beside"))
+		endless(number, 0);
 	else if (!strcmp(mode, "pieces"))
 		pieces(count);
 	else

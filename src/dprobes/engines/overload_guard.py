@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from dprobes.engines.engine_interface import Notice, ScopeKind
 from dprobes.errors import EngineError
 from dprobes.resolve.probepoints import Space, space_of
+from dprobes.rpn.rpn_program import Access
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -250,16 +251,14 @@ class OverloadNotices:
         self._thinned |= new.keys()
         worst, more = self._worst(list(new), verdict.shares)
         for number in worst:
-            cause = self.cause(rates[number], verdict.shares[number])
+            cause = self.cause(number, rates, verdict.shares)
             what = f"its handler runs at one hit of {new[number]} from now on"
             yield Notice(f"{self._place(number)}: {cause}: {what}", _THINNED)
         if more:
             yield Notice(f"the handlers of {more} more probepoints run at some of their hits only", _THINNED)
         worst, more = self._worst(verdict.disabled, verdict.shares)
         for number in worst:
-            yield Notice(
-                f"{self._place(number)} is disabled: {self.cause(rates[number], verdict.shares[number])}", _DISABLED
-            )
+            yield Notice(f"{self._place(number)} is disabled: {self.cause(number, rates, verdict.shares)}", _DISABLED)
         if more:
             yield Notice(f"{more} more probepoints are disabled for the same reason", _DISABLED)
 
@@ -267,9 +266,15 @@ class OverloadNotices:
         probe = self._probes[number]
         return f"{self._major},{probe.definition.minor} at {probe.where}" + (" (return)" if probe.at_return else "")
 
-    def cause(self, rate: float, share: float) -> str:
-        """Return the cause of a verdict as a clause: the rate of hits and their share of a CPU."""
-        return f"{rate:.0f} hits a second took {100 * min(share, 1):.3g}% of a CPU, where {self._budget} are allowed"
+    def cause(self, number: int, rates: Mapping[int, float], shares: Mapping[int, float]) -> str:
+        """
+        Return the cause of a verdict about a probepoint as a clause: the rate of its hits and their share of a CPU.
+
+        Writes to the pages of a watchpoint are neighbours.
+        """
+        hits = "hits and neighbours" if self._probes[number].definition.watchpoint is Access.WRITE else "hits"
+        percent = f"{100 * min(shares[number], 1):.3g}%"
+        return f"{rates[number]:.0f} {hits} a second took {percent} of a CPU, where {self._budget} are allowed"
 
     @staticmethod
     def _worst(numbers: Sequence[int], shares: Mapping[int, float]) -> tuple[list[int], int]:

@@ -157,6 +157,11 @@ class Probe(Generic[ProgramT]):
     def __post_init__(self) -> None:
         self.counter = -self.limits.passcount
 
+    @property
+    def occurrences(self) -> int:
+        """Number of times that it has stopped a thread: its hits, and a watchpoint's neighbours."""
+        return self.counts.hits + self.counts.neighbours
+
     def draw(self) -> bool | None:
         """Return whether the handler runs at a hit that is not counted yet; None if the probepoint is inactive."""
         if self.shared is None:
@@ -562,6 +567,7 @@ class ProgramGuard:
         Measure the load since the last call, apply thinning, and return the verdict and the probepoints' hits a second.
 
         ``all_hits`` is the number of hits of all programs so far. The caller disables probepoints.
+        Neighbours of watchpoints count as hits.
         """
         last, self._last = self._last, self._clock(all_hits)
         elapsed = self._last.time - last.time
@@ -586,9 +592,9 @@ class ProgramGuard:
             state, number = probe.load, probe.number
             if state is None:
                 continue
-            hits = probe.counts.hits - self._hits.get(number, 0)
+            hits = probe.occurrences - self._hits.get(number, 0)
             in_handler = state.in_handler - self._in_handler.get(number, 0.0)
-            self._hits[number] = probe.counts.hits
+            self._hits[number] = probe.occurrences
             self._in_handler[number] = state.in_handler
             if (hits or in_handler or state.thinning > 1) and probe.is_active:
                 yield Load(number, hits, in_handler, 0.0, state.thinning)

@@ -81,3 +81,15 @@ def test_of_what_takes_long_a_program_has_the_part_of_its_hits() -> None:
 def test_work_without_hits_is_nobodys() -> None:
     guarded = Guarded()
     assert [guarded.look((0, 0), 0.5) for _ in range(9)] == [NOTHING] * 9
+
+
+def test_neighbours_of_watchpoints_count_as_hits() -> None:
+    guarded = Guarded()
+    guarded.look((0, 0), 0)
+    verdicts = []
+    for _ in range(3):
+        guarded.probes[1].counts.neighbours += 1000
+        guarded.others += 1000
+        verdicts.append(guarded.look((0, 0), 0.2))
+    assert verdicts == [NOTHING, NOTHING, ("", [1])]
+    assert guarded.rates == {1: 2000}

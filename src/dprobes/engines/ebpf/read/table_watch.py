@@ -76,7 +76,7 @@ class OverloadWatch:
         gone = [number for number in verdict.disabled if attachments.take_away(number)]
         rates = {load.number: load.hits / elapsed for load in loads}
         for number in gone:
-            detail = self._notices.cause(rates[number], verdict.shares[number])
+            detail = self._notices.cause(number, rates, verdict.shares)
             yield StateEvent((number,), 0, ProbeState.DISABLED, detail)
         yield from self._notices.of(replace(verdict, disabled=gone), rates)
 

@@ -284,7 +284,7 @@ class ProgramRun:
         assert self._overload is not None, "a program with a budget has words for it"
         verdict, rates = message.verdict, message.rates
         for number in verdict.disabled:
-            detail = self._overload.cause(rates[number], verdict.shares[number])
+            detail = self._overload.cause(number, rates, verdict.shares)
             self.items.append(StateEvent((number,), 0, ProbeState.DISABLED, detail))
         self.items += self._overload.of(verdict, rates)
 

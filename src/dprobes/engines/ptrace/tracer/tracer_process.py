@@ -145,8 +145,8 @@ class Tracer:
             self._take_messages()
             while self._threads or not self._attached or self._tree.has_unreported or self._dumps.busy:
                 served = self._pages.serve()
-                if not self._handle_stops() and not served:
-                    self._wait()
+                if not self._handle_stops():
+                    self._wait(may_sleep=not served)
                 if self._tree.has_idle_programs:
                     self._tree.has_idle_programs = False
                     self._inserter.end_idle()
@@ -195,8 +195,8 @@ class Tracer:
                     raise
         return handled
 
-    def _wait(self) -> None:
-        """Sleep until an event occurs."""
+    def _wait(self, *, may_sleep: bool) -> None:
+        """Do all work that is due; with ``may_sleep``, sleep then until an event occurs."""
         if self._tree.has_unreported:
             self._tree.adopt_orphans(ORPHAN_AGE)
         if self._connection.has_messages:
@@ -204,7 +204,7 @@ class Tracer:
         delay = self._look_after_all()
         if self._tree.has_unreported:
             delay = min(delay, _RETRY)
-        self._check_signals(delay)
+        self._check_signals(delay if may_sleep else 0)
 
     def _look_after_all(self) -> float:
         """Run all periodic checks, and return the seconds until the next one."""

@@ -220,7 +220,7 @@ class Programs(list[InsertedProgram]):
         now = time.monotonic()
         found = []
         if due := [(program, guard) for program, guard in guards if guard.due_in(now) <= 0]:
-            hits = sum(probe.counts.hits for program in self for probe in program.probes.values())
+            hits = sum(probe.occurrences for program in self for probe in program.probes.values())
             found = [(program, *guard.look(program.probes, hits)) for program, guard in due]
         return min(guard.due_in(now) for _, guard in guards), found
 
