@@ -81,6 +81,11 @@ class Diagnostics:
         """Number of errors, including those that are not kept."""
         return self._counts[Severity.ERROR]
 
+    @property
+    def total(self) -> int:
+        """Number of diagnostics of all severities, including those that are not kept."""
+        return sum(self._counts.values())
+
     def since(self, count: int) -> tuple[Diagnostic, ...]:
         """Return the kept diagnostics after the first ``count``, in the order in which they were added."""
         return tuple(self._items[count:])

@@ -34,8 +34,13 @@ def check_flow(program: Program, architecture: Architecture, diagnostics: Diagno
     """Add warnings about the flow of control in a program to ``diagnostics``: unreachable code, missing cells."""
     gains = control_flow.procedure_gains(program, architecture)
     writes_below = any(_writes_below_top(i) for code in program.bodies() for i in code.instructions)
+    clean: set[object] = set()
     for definition in program.definitions:
         code = definition.handler
+        shape = _shape(code), definition.exception_mask
+        if shape in clean:
+            continue
+        before = diagnostics.total
         _check_unreachable(code, diagnostics)
         depths, underflows = control_flow.depths(code, architecture, gains, tables=program.tables)
         for index, depth in sorted(depths.items()):
@@ -59,10 +64,27 @@ def check_flow(program: Program, architecture: Architecture, diagnostics: Diagno
         elif control_flow.runs_off_end(code):
             span = code.instructions[-1].span
             diagnostics.note(span, "the handler has no 'exit' at its end; it acts as if it had one")
+        if diagnostics.total == before:
+            clean.add(shape)
     for procedure in program.procedures:
         _check_unreachable(procedure.code, diagnostics)
         if control_flow.runs_off_end(procedure.code):
             diagnostics.warning(procedure.span, f"procedure '{procedure.name}' has no 'ret' at its end; one is added")
+
+
+def _shape(code: Code) -> object:
+    """
+    Return a hashable value on which the messages about code depend, besides its places in the source.
+
+    Handlers of thousands of probepoints are often equal. If the first one has no messages, equal ones have none.
+    """
+    instructions = tuple([(each.row.syntax, each.operand, _is_compiled(each)) for each in code.instructions])
+    return instructions, tuple(code.labels.items())
+
+
+def _is_compiled(instruction: Instruction) -> bool:
+    """Return whether a compiler chose the spelling of an instruction."""
+    return instruction.span is not None and instruction.span.file.wording is not None
 
 
 def _writes_below_top(instruction: Instruction) -> bool:
@@ -335,7 +357,11 @@ def check(program: Program, architecture: Architecture, diagnostics: Diagnostics
     owners: dict[str, str] = {}
     for title, code in blocks:
         owners.update(dict.fromkeys(code.labels, title))
+    clean: set[object] = set()
     for title, code in blocks:
+        if (shape := _shape(code)) in clean:
+            continue
+        before = diagnostics.total
         for instruction in code.instructions:
             _check_names(program, title, code, owners, instruction, diagnostics)
             _check_index(program, instruction, diagnostics)
@@ -346,6 +372,8 @@ def check(program: Program, architecture: Architecture, diagnostics: Diagnostics
             _check_symbol(program, instruction, diagnostics)
             _check_exit(program, instruction, diagnostics)
             _check_write(program, instruction, diagnostics, allow_write=allow_write)
+        if diagnostics.total == before:
+            clean.add(shape)
     if not diagnostics.has_errors:
         check_flow(program, architecture, diagnostics)
 
@@ -515,9 +543,7 @@ def _check_value(architecture: Architecture, instruction: Instruction, diagnosti
         row.operand_kind is OperandKind.BITS and isinstance(operand, int) and operand >= bits and row.operator[0] == "s"
     ):
         diagnostics.warning(instruction.operand_place, f"a shift by {operand} of a {bits}-bit word always gives 0")
-    span = instruction.span
-    is_compiled = span is not None and span.file.wording is not None  # a compiler chose the spelling
-    if row.syntax == "log d, <count>" and architecture.word_size == 4 and not is_compiled:
+    if row.syntax == "log d, <count>" and architecture.word_size == 4 and not _is_compiled(instruction):
         diagnostics.note(instruction.span, f"'log d, {operand}' is written 'log {operand}' since version 3.4.0")
     if row.group in _X86_ONLY and architecture.name not in ("i386", "x86_64"):
         diagnostics.error(
