@@ -283,6 +283,7 @@ def settle(*, is_patient: bool) -> Sequence[str]:
             continue
         try:
             stream.flush()
+            stream.buffer.flush()  # click's wrapper of a stream whose reader has gone ignores the error
             file.settle(PATIENCE if is_patient else 0)
         except OSError as error:
             file.give_up()

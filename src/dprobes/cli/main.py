@@ -97,6 +97,8 @@ def run(arguments: Sequence[str]) -> int:
         if not isinstance(error, BrokenPipeError):
             console.error(f"standard output: {reason_of(error)}")
         return 1
+    except SystemExit as error:  # click's, with status 1, if the reader of the output has gone
+        return error.code if isinstance(error.code, int) else 1
     except Exception as error:
         if isinstance(error, RuntimeError) and str(error) == _NO_THREAD:
             console.error("there is not enough memory", "'ulimit -v' shows the limit of the address space")

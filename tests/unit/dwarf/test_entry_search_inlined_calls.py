@@ -57,6 +57,8 @@ def agrees_with_gdb(program: Path, name: str) -> int:
     """
     calls = [call for call in inlined_calls_of(debug_file(program), name) if call.first_address is not None]
     theirs = found_by_gdb(program, name)
+    if not theirs:
+        pytest.skip("gdb: some versions find no function whose calls were all inlined when the program was linked")
     assert len(theirs) == len(calls)
     assert all(any(covers(call.entry, address) for call in calls) for address in theirs)
     return len(calls)
