@@ -178,7 +178,7 @@ def libraries_of(objects: Iterable[Path]) -> list[str]:
     return sorted(set(re.findall(r"(?:=> |^\t)(/\S+) \(0x", listing, re.MULTILINE)))
 
 
-_KINDS = (".py", ".pyc", ".case", ".c", ".rpn", ".dpc", ".h", ".txt", ".fmt", ".lst")
+_KINDS = (".py", ".pyc", ".case", ".c", ".rpn", ".dpc", ".h", ".txt", ".fmt", ".lst", ".toml")
 """The name suffixes of the files of this checkout that tests in a guest read."""
 
 
