@@ -350,7 +350,7 @@ def test_what_the_engine_lacks_is_refused_before_anything_starts(
 ) -> None:
     text = UNSUPPORTED[feature]
     source = {
-        "watchpoint": "name = torture\naddress = bias:bias\nwatchpoint = io\nminor = 1\nexit\n",
+        "watchpoint": "name = torture\naddress = 0x70:0x71\nwatchpoint = io\nminor = 1\nexit\n",
         "kernel": "name = vmlinux\nmodtype = kernel\noffset = 0x100\nminor = 1\nexit\n",
     }.get(feature, TORTURE.replace("exit\n", f"push 0\n{text}\nexit\n"))
     marker = tmp_path / "started"

@@ -274,7 +274,7 @@ class ProgramBuilder:
     def watch(
         self,
         address: int | str,
-        access: Literal["w", "rw", "x", "io"] = "w",
+        access: Literal["w", "rw", "x", "io", "in", "out"] = "w",
         *,
         minor: int | None = None,
         group: str | None = None,

@@ -12,13 +12,16 @@ from dataclasses import replace
 
 from dprobes.arch.processor import Architecture, Direction, Register, parse_register_table
 
-__all__ = ["I386", "WATCHPOINTS", "WATCHPOINT_LENGTHS", "X86_64", "X86_64_GO"]
+__all__ = ["I386", "PORT_MAX", "WATCHPOINTS", "WATCHPOINT_LENGTHS", "X86_64", "X86_64_GO"]
 
 WATCHPOINTS = 4
 """Number of watchpoints for which there are registers (DR0 to DR3)."""
 
 WATCHPOINT_LENGTHS = (1, 2, 4, 8)
 """Possible sizes in bytes of a data watchpoint (Intel SDM, volume 3, "Debug Control Register (DR7)")."""
+
+PORT_MAX = 0xFFFF
+"""The highest I/O port."""
 
 # index, name, bits ("parts*bits", "+selector cells"), allowed: push u, push r, pop u, pop r
 _APPENDIX_A = """

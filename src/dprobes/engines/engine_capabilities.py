@@ -31,7 +31,8 @@ class Capability(Enum):
     WATCHPOINT = "watchpoint probes"
     MODULE_WATCHPOINT = "watchpoints in a module"
     PAGE_WATCHPOINT = "watchpoints without debug registers"
-    PORT_WATCHPOINT = "watchpoints on I/O ports"
+    PORT_WATCHPOINT = "watchpoints on I/O ports of the kernel"
+    USER_PORT_WATCHPOINT = "watchpoints on I/O ports of programs"
     SAMPLER = "sampler probes"
     COUNTER_SAMPLER = "samples of the events of performance counters"
     RETURN = "probes at a function's return"
@@ -141,15 +142,24 @@ def requirements(program: Program, architecture: Architecture) -> Iterator[Requi
 
 
 def _is_in_code(definition: ProbeDefinition) -> bool:
-    return definition.watchpoint is None and not isinstance(definition.location, Sampler)
+    return definition.is_in_code or isinstance(definition.location, Tracepoint)
+
+
+_NO_PORT_KPROBES = (
+    "the kernel's port instructions need kprobes (CONFIG_KPROBES and CONFIG_KPROBE_EVENTS), which lockdown may forbid: "
+    "'dprobes doctor' shows whether they work"
+)
+
+_NO_USER_PORTS = "the kernel allows no uprobe at a port instruction, only the kernel's ports are watched"
 
 
 def _needed_to_watch(access: Access, span: Span | None, *, in_module: bool) -> Requirement:
-    if access is Access.IO:
-        hurdle = "neither Linux nor QEMU's stub offers the processor's watchpoints on I/O ports"
-        return Requirement(Capability.PORT_WATCHPOINT, "watchpoint = io", span, hurdle)
-    capability = Capability.MODULE_WATCHPOINT if in_module else Capability.WATCHPOINT
-    return Requirement(capability, f"watchpoint = {access.value}", span)
+    what = f"watchpoint = {access.value}"
+    if access.is_of_ports:
+        if in_module:
+            return Requirement(Capability.USER_PORT_WATCHPOINT, what, span, _NO_USER_PORTS)
+        return Requirement(Capability.PORT_WATCHPOINT, what, span, _NO_PORT_KPROBES)
+    return Requirement(Capability.MODULE_WATCHPOINT if in_module else Capability.WATCHPOINT, what, span)
 
 
 def _needed_to_skip(instruction: Instruction, *, in_kernel: bool) -> Requirement:

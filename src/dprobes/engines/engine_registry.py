@@ -282,7 +282,13 @@ _EBPF = EngineRow(
         usual_reason="handlers run in the kernel, and nothing in the program needs ptrace",
         scope_reason="only it probes processes that it did not start or attach to",
         found_by_trying=_WRITING
-        | {Capability.KERNEL_MODULE, Capability.KERNEL_SKIP, Capability.COUNTER, Capability.SWITCH_COUNTER},
+        | {
+            Capability.KERNEL_MODULE,
+            Capability.PORT_WATCHPOINT,
+            Capability.KERNEL_SKIP,
+            Capability.COUNTER,
+            Capability.SWITCH_COUNTER,
+        },
         support="dprobes.engines.ebpf.ebpf_availability:support",
     ),
     options="dprobes.engines.ebpf.ebpf_options:EbpfOptions",

@@ -28,7 +28,7 @@ from dprobes.resolve.probepoints import (
 )
 from dprobes.rpn.instruction_set import OperandKind
 from dprobes.rpn.program_needs import entry_instructions, executed_instructions
-from dprobes.rpn.rpn_program import MANY_PLACES, Address, Expression, Glob, Offset, Usdt
+from dprobes.rpn.rpn_program import Address, Expression, Glob, Offset, Usdt
 from dprobes.target.code.function_exits import CallFrames, Exits, function_exits
 from dprobes.target.code.machine_code import (
     DecodedInstruction,
@@ -115,7 +115,7 @@ class GoConventions:
         found: set[int] = set()
         for probe in probes if self._is_go else ():
             definition = probe.definition
-            if isinstance(definition.location, MANY_PLACES):
+            if definition.has_many_places:
                 continue
             symbol = module.symbol_at(probe.offset)
             asked = self._asked(definition)
@@ -222,7 +222,7 @@ def resolve_breakpoints(
     frames = CallFrames(module.elf)
     places: _Places = {}
     for number, definition in enumerate(program.definitions):
-        if definition.watchpoint is not None or isinstance(definition.location, MANY_PLACES):
+        if definition.watchpoint is not None or definition.has_many_places:
             continue
         asks_for_entry = bool(entry_instructions(program, definition))
         if asks_for_entry and conventions.moves_stacks:

@@ -22,7 +22,7 @@ from dprobes.rpn.program_needs import (
     traced_fields,
     usdt_arguments,
 )
-from dprobes.rpn.rpn_program import MANY_PLACES, Address, ModuleType, Point, Sampler, Tracepoint, Usdt
+from dprobes.rpn.rpn_program import ModuleType, Point, Sampler, Tracepoint, Usdt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -94,6 +94,8 @@ def _omission(program: Program, definition: ProbeDefinition) -> str | None:
         return f"the fields of '{location}' are known only on the running kernel"
     if isinstance(location, Usdt) and usdt_arguments(program, definition):
         return f"the arguments of '{location}' are known only from the module's file"
+    if definition.watches_ports:
+        return "the port instructions are known only on the running kernel"
     if entry_instructions(program, definition):
         return "only the running engine can match a return with its entry"
     if isinstance(location, Sampler) and program.modtype is ModuleType.KMOD:
@@ -104,7 +106,7 @@ def _omission(program: Program, definition: ProbeDefinition) -> str | None:
 
 
 def _request(program: Program, definition: ProbeDefinition, loops: LoopForm, symbols: dict[str, int]) -> Request:
-    is_glob = isinstance(definition.location, MANY_PLACES)
+    is_glob = definition.has_many_places
     in_kernel = space_of(program) is Space.KERNEL
     return Request(
         items=Item.MAJOR | Item.MINOR | (Item.IP if is_glob else Item(0)),
@@ -130,7 +132,7 @@ def _placement(definition: ProbeDefinition, *, in_kernel: bool) -> Placement:
     location = definition.location
     if isinstance(location, Tracepoint):
         return Placement.TRACEPOINT
-    if isinstance(location, Sampler) or (isinstance(location, Address) and definition.watchpoint is not None):
+    if not definition.is_in_code:
         return Placement.EVENT
     if in_kernel:
         return Placement.KRETPROBE if definition.at_return else Placement.KPROBE

@@ -71,13 +71,15 @@ def resolve_watchpoints(
     by_pages: bool = False,
 ) -> tuple[Probepoint, ...]:
     """
-    Return the watchpoints of a program; more than ``most`` are refused. Errors are added to ``diagnostics``.
+    Return the watchpoints of a program on memory; more than ``most`` are refused. Errors are added to ``diagnostics``.
 
     With ``by_pages`` the engine can watch writes without debug registers, any number and up to PAGES_LENGTH_MAX bytes.
     """
     found: list[Probepoint] = []
     for number, definition in enumerate(program.definitions):
-        if definition.watchpoint is not None and isinstance(definition.location, Address):
+        if definition.watchpoint is None or definition.watches_ports:
+            continue
+        if isinstance(definition.location, Address):
             resolver = _Resolver(space, definition, definition.watchpoint, definition.location, diagnostics, most)
             resolver.pages_exist = by_pages
             resolver.by_pages = by_pages and definition.watchpoint is Access.WRITE
@@ -148,8 +150,6 @@ class _Resolver:
         return self.space.address_of(expression.symbol) + expression.addend
 
     def _state(self, low: Expression, address: int, length: int, earlier: list[Probepoint]) -> ProbeState:
-        if self.access is Access.IO:
-            return ProbeState.DEBUGREG_UNAVAIL  # every engine refuses it before
         if self.by_pages:
             if length <= PAGES_LENGTH_MAX:
                 return ProbeState.COMPILED

@@ -227,6 +227,13 @@ def resolve_kernel(
     """
     resolver = _Resolver(program, module, diagnostics)
     in_code = resolver.in_code()
+    left_out = resolver.left_out
+    if any(definition.watches_ports for definition in program.definitions):
+        from dprobes.resolve.port_watchpoints import kernel_port_watchpoints
+
+        ports, others = kernel_port_watchpoints(program, module.kernel, module.name, str(module.path), diagnostics)
+        in_code = sorted((*in_code, *ports), key=lambda probe: probe.number)
+        left_out += others
     watchpoints = resolve_watchpoints(program, module, diagnostics, module.kernel.watchpoints)
     samplers = resolve_samplers(program, str(module.path))
     tracepoints = resolve_tracepoints(program, str(module.path), diagnostics) if with_tracepoints else ()
@@ -238,7 +245,7 @@ def resolve_kernel(
         image,
         (*in_code, *watchpoints, *samplers, *tracepoints),
         symbols,
-        tuple(resolver.left_out),
+        tuple(left_out),
     )
 
 

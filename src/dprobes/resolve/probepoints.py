@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from dprobes.rpn.rpn_program import Access, ProbeDefinition, Program
     from dprobes.source_text import Diagnostic
     from dprobes.target.code.machine_code import DecodedInstruction
+    from dprobes.target.code.port_instructions import PortAccess
     from dprobes.target.kernel.traced_fields import TracedEvent
     from dprobes.target.probed_module import Module
     from dprobes.target.usdt import UsdtSite
@@ -125,13 +126,14 @@ class ProbedCode(NamedTuple):
 
     ``instruction`` is the one at a breakpoint, or the first one of the function that a return leaves by its ``exits``.
     ``moved`` is the distance in bytes by which an engine has moved the breakpoint forward. ``usdt`` is the site of a
-    USDT probe.
+    USDT probe, ``port`` the access of a port instruction that a watchpoint on I/O ports has found.
     """
 
     instruction: DecodedInstruction
     exits: Exits = NO_EXITS
     moved: int = 0
     usdt: UsdtSite | None = None
+    port: PortAccess | None = None
 
 
 class WatchedMemory(NamedTuple):

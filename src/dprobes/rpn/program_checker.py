@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.arch import Direction
 from dprobes.arch.usdt_arguments import ARGUMENTS_MAX
+from dprobes.arch.x86_processors import PORT_MAX
 from dprobes.diagnostics import Note, did_you_mean
 from dprobes.rpn import control_flow
 from dprobes.rpn.instruction_set import ITEM_PREFIX_SIZE, LOG_WIDTHS, ExceptionCode, Flow, Group, OperandKind
@@ -229,6 +230,15 @@ class _HeaderChecks:
             self._wrong("address", "'address =' in a user program is for watchpoints only", hint)
         if high is not None and low.symbol == high.symbol and high.addend < low.addend:
             self._wrong("address", "the upper address is below the lower one")
+        if self._definition.watches_ports:
+            self._check_ports(low, high or low)
+
+    def _check_ports(self, low: Expression, high: Expression) -> None:
+        symbol = low.symbol or high.symbol
+        if symbol is not None:
+            self._wrong("address", f"'{symbol}' is an address in memory, and a port is a number", "write its number")
+        elif max(low.addend, high.addend) > PORT_MAX:
+            self._wrong("address", f"ports are numbers up to {PORT_MAX:#x}")
 
     def _check_usdt(self, location: Usdt) -> None:
         if self._program.modtype is not ModuleType.USER:

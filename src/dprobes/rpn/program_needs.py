@@ -228,7 +228,7 @@ def watches_user_addresses(program: Program) -> bool:
         is_users = False
         match definition.location:
             case Address(Expression(low, None), None | Expression(_, None)):
-                is_users = low < _KERNEL_HALF and definition.watchpoint is not None
+                is_users = low < _KERNEL_HALF and definition.watchpoint is not None and not definition.watches_ports
         if not is_users:
             return False
     operands = (instruction.operand for code in program.bodies() for instruction in code.instructions)

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from dprobes.source_text import Span
 
 __all__ = [
-    "MANY_PLACES",
     "MAX_INSTRUCTIONS",
     "Access",
     "Address",
@@ -70,6 +69,13 @@ class Access(Enum):
     WRITE = "w"
     READ_WRITE = "rw"
     IO = "io"
+    INPUT = "in"
+    OUTPUT = "out"
+
+    @property
+    def is_of_ports(self) -> bool:
+        """True if the accesses are to I/O ports, not to memory."""
+        return self in (Access.IO, Access.INPUT, Access.OUTPUT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,9 +173,6 @@ class Usdt:
 
 Location = Offset | Glob | Address | Sampler | Tracepoint | Usdt
 
-MANY_PLACES = (Glob, Usdt)
-"""Kinds of location that may match several places, each a separate probepoint."""
-
 Operand = None | int | str | Expression
 """None, a number, a name (label, procedure, register, extension), or the value of ``push``."""
 
@@ -248,11 +251,21 @@ class ProbeDefinition:
     @property
     def is_in_code(self) -> bool:
         """
-        True if a hit is the execution of the instruction at ``location``.
+        True if a hit is the execution of an instruction that has a breakpoint.
 
-        Hits of samplers, watchpoints and tracepoints are not.
+        Hits of samplers, watchpoints on memory and tracepoints are not.
         """
-        return self.watchpoint is None and not isinstance(self.location, Sampler | Tracepoint)
+        return (self.watchpoint is None or self.watches_ports) and not isinstance(self.location, Sampler | Tracepoint)
+
+    @property
+    def watches_ports(self) -> bool:
+        """True for a watchpoint on I/O ports, which has a breakpoint at each port instruction of the module."""
+        return self.watchpoint is not None and self.watchpoint.is_of_ports
+
+    @property
+    def has_many_places(self) -> bool:
+        """True if the definition may have several places, each a separate probepoint."""
+        return isinstance(self.location, Glob | Usdt) or self.watches_ports
 
     def span(self, keyword: str) -> Span | None:
         """
@@ -411,7 +424,7 @@ def without_opcodes(program: Program) -> Program:
     return replace(
         program,
         definitions=tuple(
-            definition if isinstance(definition.location, MANY_PLACES) else replace(definition, opcode=None)
+            definition if definition.has_many_places else replace(definition, opcode=None)
             for definition in program.definitions
         ),
     )

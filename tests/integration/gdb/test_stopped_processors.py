@@ -40,9 +40,10 @@ def test_other_engines_say_that_they_do_not(build: Builder) -> None:
 def test_watchpoints_on_ports_are_refused(tmp_path: Path) -> None:
     source = tmp_path / "ports.rpn"
     source.write_text("name = vmlinux\nmodtype = kernel\naddress = 0x3f8:0x3ff\nwatchpoint = io\nminor = 1\nexit\n")
+    needed = "watchpoints on I/O ports of the kernel"
     assert said(source, "--engine", "gdb=/nowhere", status=2) == [
-        f"{source}:4:1: error: 'watchpoint = io' needs watchpoints on I/O ports, which the gdb engine lacks",
+        f"{source}:4:1: error: 'watchpoint = io' needs {needed}, which the gdb engine lacks",
         "    watchpoint = io",
         "    ^~~~~~~~~~~~~~~",
-        "hint: neither Linux nor QEMU's stub offers the processor's watchpoints on I/O ports",
+        "hint: use --engine ebpf",
     ]

@@ -28,6 +28,7 @@ __all__ = [
     "MappedModule",
     "NestingLayout",
     "Placement",
+    "PortFilter",
     "Request",
     "StackLayout",
     "Tables",
@@ -263,6 +264,19 @@ class MappedModule(NamedTuple):
     segments: tuple[tuple[int, int], ...]
 
 
+class PortFilter(NamedTuple):
+    """
+    Filter of the hits at a port instruction whose port is in ``dx``: only ports from ``first`` to ``last`` count.
+
+    ``count_size`` is the size in bytes of the register with the number of repetitions, without which there is no
+    access; 0 if the instruction is not repeated.
+    """
+
+    first: int
+    last: int
+    count_size: int
+
+
 class KeptEntry(NamedTuple):
     """
     Data that is stored at the entry of a call until its return: the time, and registers.
@@ -356,6 +370,8 @@ class Request:
     """True if the handler is hit in user mode and in the kernel, and may read memory of both."""
     kernel_code: tuple[int, int] | None = None
     """Range of addresses, the end excluded, of the kernel's code in which an event counts; None: anywhere."""
+    ports: PortFilter | None = None
+    """The ports that hits at a KPROBE must be for; None: any."""
     follows_module: bool = False
     """True if a KPROBE is at every place where its module is loaded, so that its address is known only at the hit."""
     arguments: int = 0

@@ -165,6 +165,8 @@ class ProgramEmitter:
             return "kernel kernel"
         if point.kind is syntax_tree.PointKind.SAMPLE:
             return point.module or self._program.module or "*"  # everything on the CPU, even with a process or command
+        if point.access in ("io", "in", "out") and not point.module:
+            return "kernel kernel"  # nearly all accesses to ports are those of drivers
         if point.module or self._module:
             return point.module or self._module
         if point.kind is syntax_tree.PointKind.WATCH and point.place[:1].isdigit():

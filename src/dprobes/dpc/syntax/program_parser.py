@@ -9,7 +9,7 @@ Parser of programs: the ``module`` statement, declarations, functions, and probe
     attribute = NAME [ NUMBER | STRING ]
     point     = [ "return" ] ( place | "syscall" NAME | "kmod" NAME ":" NAME )
               | "inline" place | "usdt" place | "tracepoint" PLACE
-              | "watch" ( "x" | "w" | "rw" ) [ "(" type ")" ] PLACE | "sample" HERTZ [ MODULE ]
+              | "watch" ( "x" | "w" | "rw" | "io" | "in" | "out" ) [ "(" type ")" ] PLACE | "sample" HERTZ [ MODULE ]
     place     = PLACE [ "(" parameters ")" ]
     tool      = ( "begin" | "end" | "every" NUMBER ) block
 
@@ -59,7 +59,7 @@ _ATTRIBUTE = re.compile(r"(?P<name>\w+)\s*[=:]?\s*(?P<value>[0-9]\w*|\"[^\"]*\")
 _RATE_DIGITS_MAX = 20
 _FREQUENCY = re.compile(r"([0-9]+)hz\Z", re.IGNORECASE)
 _EVENTS = re.compile(r"([a-z][a-z-]*):([0-9]{1,10})\Z")
-_ACCESSES = ("x", "w", "rw")
+_ACCESSES = ("x", "w", "rw", "io", "in", "out")
 _NAME = re.compile(r"[a-z_][a-z0-9_]*", re.ASCII)
 """Names of groups and types of probepoints."""
 
@@ -545,7 +545,7 @@ class _ProgramParser:
             found = cursor.peek()
             word = cursor.tokens.take_place_word().text
             hint = f"write watch w {word}" if word else "write watch w MODULE:variable"
-            message = f"expected x, w or rw after 'watch', found {found.described}"
+            message = f"expected x, w, rw, io, in or out after 'watch', found {found.described}"
             raise cursor.wrong(message, cursor.tokens.span(found), hint)
         type_ = None
         if cursor.accept("("):

@@ -393,8 +393,8 @@ class Point(Node):
 
     ``module`` is empty if the program or the command line sets it; ``place`` is the text after the module's colon.
     ``number`` is the frequency of a sampler in hertz; if ``place`` is the name of a performance counter, it is the
-    number of the counter's events from one sample to the next. ``access`` are the accesses that a watchpoint detects
-    (x, w or rw). ``parameters`` is None without parentheses.
+    number of the counter's events from one sample to the next. ``access`` are the accesses that a watchpoint detects,
+    as in RPN. ``parameters`` is None without parentheses.
     """
 
     kind: PointKind

@@ -15,7 +15,7 @@ from dprobes.platform.linux.procfs import missing_privilege
 from dprobes.record.log_record import Item
 from dprobes.rpn.instruction_encoding import encode
 from dprobes.rpn.program_text import print_header, print_instruction
-from dprobes.rpn.rpn_program import MANY_PLACES, Address, Point, Sampler, Tracepoint
+from dprobes.rpn.rpn_program import Address, Point, Sampler, Tracepoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -95,7 +95,7 @@ def _sites(compiled: ResolvedProgram, features: Features) -> tuple[Mapping[int, 
 
 
 def _request(definition: ProbeDefinition, basic: Request, site: Site | None) -> Request:
-    is_glob = isinstance(definition.location, MANY_PLACES)
+    is_glob = definition.has_many_places
     request = replace(
         basic,
         items=Item.MAJOR | Item.MINOR | (Item.IP if is_glob else Item(0)),

@@ -59,6 +59,7 @@ def kernel_support(features: Features) -> KernelSupport:
 
 
 FEATURES_OF = {
+    Capability.PORT_WATCHPOINT: (Feature.KPROBE,),
     Capability.WRITE_MEMORY: (Feature.WRITE_USER,),
     Capability.WRITE_REGISTER: (Feature.WRITE_REGISTERS,),
     Capability.VERIFY_WRITE: (Feature.FIND_VMA, Feature.BTF),

@@ -11,7 +11,6 @@ from dprobes.engines.hits.hit_lifecycle import ProbeLimits
 from dprobes.engines.hits.probe_hits import Handlers, RecordBuilder
 from dprobes.errors import TargetError
 from dprobes.rpn.instruction_set import StackEnd
-from dprobes.rpn.rpn_program import MANY_PLACES
 from dprobes.target.unwind.frame_tables import FileFrames, MemoryFrameTable, MovedFrames, completed
 from dprobes.target.unwind.stack_walk import COLUMNS, CallStack, walk
 
@@ -238,7 +237,7 @@ class StubProgram:
             definition.passcount,
             definition.maxhits,
             job.program.keeps_log_on_fault(definition),
-            isinstance(definition.location, MANY_PLACES),
+            definition.has_many_places,
         )
         return StubProbe(self, number, probe.number, limits, (0, 0), self.tallies[number])
 

@@ -32,7 +32,7 @@ from dprobes.engines.ptrace.tracer_messages import ChangeRequest, Done, Ended, R
 from dprobes.errors import EngineError, InternalError
 from dprobes.platform.linux.procfs import living_thread, process_field
 from dprobes.rpn.program_needs import counters_read
-from dprobes.rpn.rpn_program import MANY_PLACES, calls_extensions
+from dprobes.rpn.rpn_program import calls_extensions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -396,7 +396,7 @@ class PtraceSession:
     def _start_message(self) -> Start:
         program = self._job.program
         definitions = tuple(
-            ProbeLimits(d.passcount, d.maxhits, program.keeps_log_on_fault(d), isinstance(d.location, MANY_PLACES))
+            ProbeLimits(d.passcount, d.maxhits, program.keeps_log_on_fault(d), d.has_many_places)
             for d in program.definitions
         )
         return Start(

@@ -100,8 +100,21 @@ class KernelHost(Host):
     has_user_context = True
 
     def find_module(self, outside: Label, busy: Label) -> None:  # noqa: ARG002 - as in Host
-        """Go to ``outside`` unless the event interrupts the addresses of ``Request.kernel_code``. Clobbers R1-R3."""
-        asm, code = self._asm, self._request.kernel_code
+        """
+        Go to ``outside`` unless the event interrupts the addresses of ``Request.kernel_code``.
+
+        The same applies to a port instruction that does not access ``Request.ports``. Clobbers R1-R3.
+        """
+        asm, code, ports = self._asm, self._request.kernel_code, self._request.ports
+        if ports is not None:
+            asm.load(_R.R1, CONTEXT, REGISTER_OFFSETS["edx"])
+            asm.alu(Alu.AND, _R.R1, 0xFFFF)
+            asm.jump_if(Jump.JLT, _R.R1, ports.first, outside)
+            asm.jump_if(Jump.JGT, _R.R1, ports.last, outside)
+            if ports.count_size:
+                asm.load(_R.R1, CONTEXT, REGISTER_OFFSETS["ecx"])
+                asm.alu(Alu.LSH, _R.R1, 64 - 8 * ports.count_size)
+                asm.jump_if(Jump.JEQ, _R.R1, 0, outside)
         if code is None:
             return
         start, end = code

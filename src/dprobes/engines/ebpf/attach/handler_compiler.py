@@ -16,14 +16,14 @@ from dprobes.engines.ebpf.kernel.task_structures import task_layout
 from dprobes.record.log_record import Item
 from dprobes.resolve.probepoints import ProbeState
 from dprobes.rpn.program_needs import entry_counters, entry_registers
-from dprobes.rpn.rpn_program import MANY_PLACES, Point
+from dprobes.rpn.rpn_program import Point
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from dprobes.arch import Architecture
     from dprobes.arch.usdt_arguments import Argument
-    from dprobes.bpf.lower.lowering_request import Lowered, Request
+    from dprobes.bpf.lower.lowering_request import Lowered, PortFilter, Request
     from dprobes.engines.ebpf.attach.file_spec import PlannedCode
     from dprobes.engines.ebpf.attach.perf_probes import EventProbe
     from dprobes.engines.ebpf.kernel.kernel_features import Features
@@ -185,6 +185,7 @@ class _Kind(NamedTuple):
     alone: int
     pushed: tuple[Argument, ...]
     moved: int
+    ports: PortFilter | None
 
 
 def largest_entry(program: Program) -> int:
@@ -264,10 +265,11 @@ class HandlerCompiler:
             number if site.placement.is_trampoline else -1,  # such a program is for one function
             self._pushed(probe),
             moved,
+            site.ports,
         )
 
     def _is_glob(self, definition: int) -> bool:
-        return isinstance(self._program.definitions[definition].location, MANY_PLACES)
+        return self._program.definitions[definition].has_many_places
 
     def _request_for(
         self, file: PlannedCode, kind: _Kind, sites: Sequence[tuple[int, Site]], note: int | None, *, is_nesting: bool
@@ -284,6 +286,7 @@ class HandlerCompiler:
             arguments=site.arguments,
             link=self._numbers.link_address(first),
             moved=site.moved,
+            ports=kind.ports,
             follows_module=kind.is_anchored,
             symbols=dict(resolved.symbols),
             per_cpu=resolved.per_cpu,

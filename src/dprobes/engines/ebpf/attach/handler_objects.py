@@ -28,7 +28,7 @@ from dprobes.platform.linux.bpf_calls import AttachType, LogLevel, ProgramFlag, 
 from dprobes.resolve.probepoints import Space, space_of
 from dprobes.rpn.instruction_set import Group
 from dprobes.rpn.program_needs import CORE_DUMP, shared_tables
-from dprobes.rpn.rpn_program import Point, Sampler, Tracepoint, calls_extensions
+from dprobes.rpn.rpn_program import Point, Tracepoint, calls_extensions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -133,7 +133,7 @@ def check_handlers(
         _refuse_exits(program, diagnostics)
     _warn_of_breakpoints(program, architecture, diagnostics)
     for definition, start in zip(program.definitions, image.handlers, strict=True):
-        is_event = definition.watchpoint is not None or isinstance(definition.location, Sampler)
+        is_event = not definition.is_in_code and not isinstance(definition.location, Tracepoint)
         placed = replace(request, placement=Placement.EVENT if is_event else _in_code(request, definition))
         try:
             check_lowering(image, architecture, start, Point.of(program, definition, 0), placed)
@@ -175,7 +175,7 @@ def _warn_of_breakpoints(program: Program, architecture: Architecture, diagnosti
     At a return the instruction pointer is after the call, where no breakpoint is.
     """
     for definition in program.definitions:
-        if definition.watchpoint is not None or definition.at_return or isinstance(definition.location, Sampler):
+        if not definition.is_in_code or definition.at_return:
             continue
         instructions = definition.handler.instructions
         reads = any(i.row.syntax in ("log mrf", "log str") or i.row.syntax.startswith("push mem") for i in instructions)

@@ -14,7 +14,6 @@ from dprobes.bpf.lower.lowering_request import Placement
 from dprobes.resolve.breakpoints import movable_probes
 from dprobes.resolve.probepoints import LeftOutProbe, ProbeState
 from dprobes.rpn.program_needs import entry_registers
-from dprobes.rpn.rpn_program import MANY_PLACES
 from dprobes.target.code.function_exits import ExitKind
 from dprobes.target.code.machine_code import decode_at
 from dprobes.target.code.uprobe_sites import may_fault, refusal, uprobe_class
@@ -23,6 +22,7 @@ from dprobes.target.module_outline import cheap_sites_in
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator
 
+    from dprobes.bpf.lower.lowering_request import PortFilter
     from dprobes.diagnostics import Diagnostics
     from dprobes.resolve.probepoints import Probepoint, ResolvedModule
     from dprobes.rpn.rpn_program import Program
@@ -46,6 +46,7 @@ class Site(NamedTuple):
     * ``counter`` is the file offset of the semaphore of a USDT probe; 0: none.
     * ``anchor`` is ``SYMBOL+DISTANCE``, by which the kernel finds the place whenever its module is loaded; empty: none.
     * ``arguments`` is the number of words that the function at a trampoline has in registers.
+    * ``ports`` are the ports for which the executions of a port instruction are hits; None: all.
     """
 
     offset: int
@@ -57,6 +58,7 @@ class Site(NamedTuple):
     anchor: str = ""
     arguments: int = 0
     counter: int = 0
+    ports: PortFilter | None = None
     is_entry: bool = False
     """True if the BPF program at this place keeps the entry of a call for the handler of its return."""
 
@@ -205,7 +207,7 @@ class _Planner:
 
     def _refuse(self, probe: Probepoint, reason: str) -> None:
         definition = probe.definition
-        if isinstance(definition.location, MANY_PLACES):
+        if definition.has_many_places:
             self.left_out.append(LeftOutProbe(probe.number, probe.path, probe.where, reason))
             return
         what = f"the return of {probe.where}" if probe.at_return else probe.where

@@ -271,12 +271,12 @@ class KernelGroups:
         return self._misses.watch(Descriptors([*links.detach(), *counting.detach()]), group)
 
     def _link(self, group: Group, places: Sequence[tuple[int, int]]) -> Descriptors:
-        from dprobes.engines.ebpf.kernel.bpf_links import attach_kernel
+        from dprobes.engines.ebpf.kernel.bpf_links import EXCLUDED, attach_kernel
 
         first, _ = group.sites[0]
         if group.placement.is_trampoline:
             return self._link_trampoline(group, first)
-        if len(self._probes) == 1 and not isinstance(self._probes[first].definition.location, Glob):
+        if len(self._probes) == 1 and not self._probes[first].definition.has_many_places:
             try:
                 return attach_kernel(group.program, places, group.placement)
             except EngineError as error:
@@ -289,7 +289,9 @@ class KernelGroups:
         refused: dict[int, str] = {}
         links = attach_kernel(group.program, places, group.placement, refused)
         if refused:
-            self.refused |= {probe: refused[site.offset] for probe, site in group.sites if site.offset in refused}
+            for probe, site in group.sites:
+                if (reason := refused.get(site.offset)) is not None:
+                    self.refused[probe] = (reason == EXCLUDED and self._reason_of(site)) or reason
             group.sites[:] = [pair for pair in group.sites if pair[1].offset not in refused]
         return links
 

@@ -11,11 +11,12 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dprobes.bpf.lower.lowering_request import ARGUMENT_REGISTERS, Placement
+from dprobes.bpf.lower.lowering_request import ARGUMENT_REGISTERS, Placement, PortFilter
 from dprobes.diagnostics import Note
 from dprobes.engines.ebpf.attach.site_spec import Site
 from dprobes.engines.ebpf.kernel.kernel_features import Feature
 from dprobes.errors import TargetError, reason_of
+from dprobes.resolve.port_watchpoints import watched_ports
 from dprobes.resolve.probepoints import LeftOutProbe, ProbeState
 from dprobes.rpn.instruction_set import Group
 from dprobes.rpn.program_needs import ENTRY, entry_registers, executed_instructions, skipping_instruction
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from dprobes.rpn.rpn_program import Instruction, ProbeDefinition, Program
     from dprobes.source_text import Span
     from dprobes.target.btf import Signature
+    from dprobes.target.code.port_instructions import PortAccess
 
 __all__ = ["SINGLE_KPROBES_MAX", "PlannedKernel", "plan_kernel", "refuse_reading", "refuse_skips", "refuse_waiting"]
 
@@ -291,6 +293,11 @@ def plan_kernel(
         skips = skipping_instruction(program, probe.definition) is not None
         if skips and not is_overridden(probe, resolved, features):
             return trampolines.site(probe, Placement.MODIFY_RETURN)
+        if probe.code.port is not None:
+            placed = _waiting_site(probe, resolved, features) or Site(
+                address, Placement.KPROBE, Placement.KPROBE.value, may_fault=False
+            )
+            return (placed._replace(ports=_port_filter(probe, probe.code.port)),)
         if not has_kprobes:
             return trampolines.site(probe, Placement.FEXIT if probe.at_return else Placement.FENTRY)
         is_traceable = kernel.is_traceable(address) if "+" not in probe.where else False
@@ -334,6 +341,14 @@ def plan_kernel(
                 hint=hint,
             )
     return planned
+
+
+def _port_filter(probe: Probepoint, access: PortAccess) -> PortFilter | None:
+    """Return the filter of the hits at a port instruction; None if each execution accesses the watched ports."""
+    if access.port is not None:
+        return None
+    ports = watched_ports(probe.definition).ports_of(access.width)
+    return PortFilter(ports[0], ports[-1], access.count_size)
 
 
 def _reason_of_singles(resolved: ResolvedKernel, *, has_many: bool) -> tuple[str, str]:

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ACCESSES",
+    "EXCLUDED",
     "KPROBE_REMEDY",
     "SINGLE_UPROBES_MAX",
     "CpuLinks",
@@ -549,9 +550,12 @@ def _refused_by_ftrace(addresses: Sequence[int]) -> dict[int, str]:
     return found
 
 
+EXCLUDED = "the kernel excludes it from probes: it is in code that handles probes, or outside code"
+"""Reason for EINVAL, which the kernel returns for several properties of a place."""
+
 _REASONS = {
     errno.EILSEQ: "it is inside an instruction",
-    errno.EINVAL: "the kernel excludes it from probes: it is in code that handles probes, or outside code",
+    errno.EINVAL: EXCLUDED,
     errno.EADDRNOTAVAIL: "it is not in a function that may be probed",
     errno.ENOENT: "it is not in a function that may be probed",
     errno.ESRCH: "it is not in a function that may be probed",
