@@ -163,6 +163,11 @@ def test_no_verb_prints_what_disturbs_a_line_or_a_terminal(hostile: Hostile, san
         checked(f"dprobes build {ticks} --for {hostile.copy} -o {compiled}")
         checked(f"dprobes show {compiled}")
 
+        checked(f"dprobes patch {missing}:{harm} -p {pid} --allow-write", fails=True)
+        checked(f"dprobes patch {victim}:main -p {pid} --allow-write", fails=True)
+        checked(f"dprobes patch --list -p {pid}", fails=None)
+        checked(f"dprobes patch --remove -p {pid} --allow-write {harm}", fails=True)
+
         # The manager's answers.
         checked(f"dprobes insert {ticks} -p {pid} --engine ptrace --as {harm}", fails=True)
         assert "MISMATCH" in checked(f"dprobes apply {compiled} -p {pid} --engine ptrace --log ALL --as one")
@@ -185,5 +190,10 @@ def test_no_verb_prints_what_disturbs_a_line_or_a_terminal(hostile: Hostile, san
     checked("dprobes completion bash")
     checked(f"dprobes examples {harm}", fails=True)
     checked(f"dprobes systemd install --directory {missing}/{harm}", fails=None)
+    checked(f"dprobes sets {harm}", fails=True)
+    checked(f"dprobes sets check {harm}", fails=True)
+    checked(f"dprobes profile {victim}:{harm} {command}", fails=None)
+    checked(f"dprobes profile {victim}:main {command}", fails=None)
+    checked(f"dprobes profile {missing} {command}", fails=True)
     assert checked.verbs == set(VERBS)
     assert "FORGED" in checked.said  # the names were there

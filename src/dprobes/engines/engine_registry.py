@@ -426,6 +426,11 @@ def faster_row(name: str) -> EngineRow | None:
     return next((row for row in _ROWS if row.speedup is not None and row.speedup.engine == name), None)
 
 
+def fastest_engine() -> str:
+    """Return the name of the engine whose hits take the least time."""
+    return next(row.speedup.engine for row in _ROWS if row.speedup is not None)
+
+
 def code_listing(compiled: ResolvedProgram) -> Iterator[str]:
     """Iterate over the lines of a listing of a program's compiled handlers (``show --bpf``)."""
     path = next(row.code_listing for row in _ROWS if row.code_listing is not None)

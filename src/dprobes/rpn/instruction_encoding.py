@@ -100,10 +100,10 @@ class _Encoder:
         self._tables = program.tables
         self._numbers = {table.name: number for number, table in enumerate(program.tables)}
         rows = instruction_set.rows_by_syntax()
-        first: dict[tuple[int, Architecture | None], int] = {}
-        """The index of the first definition with a handler, by its identity and its processor."""
+        first: dict[tuple[int, int], int] = {}
+        """The index of the first definition with a handler, by the identities of handler and architecture."""
         self._firsts = [
-            first.setdefault((id(definition.handler), handlers.get(number)), number)
+            first.setdefault((id(definition.handler), id(handlers.get(number))), number)
             for number, definition in enumerate(program.definitions)
         ]
         self._blocks = [

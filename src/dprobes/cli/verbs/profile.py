@@ -44,7 +44,7 @@ from dprobes.cli.scope_and_engine import (
 from dprobes.cli.shared_options import PROCESS_ID, PROGRAM_FILE, symbols_option
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.engine_interface import EngineOptions, ScopeKind
-from dprobes.engines.engine_registry import AUTO
+from dprobes.engines.engine_registry import AUTO, fastest_engine
 from dprobes.errors import FormatError, TargetError, reason_of
 from dprobes.record.log_record import Item
 from dprobes.runs import run_steps
@@ -81,9 +81,6 @@ _ROOM = 1 << 16
 """Number of call edges for which the tables have room."""
 
 _STANDARD_ERROR = 2
-
-_FASTEST = "inline"
-"""The engine that takes the least time at a call."""
 
 _DECLARATIONS = f"""
 thread unsigned long depth;
@@ -248,13 +245,14 @@ def _program_for(name: str, code: _ProfiledCode) -> Program:
 
     first = next(iter(code.entries))
     text = f"{first:#x} {_entry_handler()}\n{first + 1:#x} {_exit_handler()}\n"
-    quoted = name.replace("\\", "\\\\").replace('"', '\\"')
-    source = SourceFile("<profile>", f'module "{quoted}";\n{_DECLARATIONS}\n{text}')
+    # A path may contain characters that a string in a program may not, so it is no part of the text.
+    source = SourceFile("<profile>", f"module profiled;\n{_DECLARATIONS}\n{text}")
     program = parse_c(source, Diagnostics(), CompileOptions(), "").programs[0]
     enter, leave = program.definitions
     places = [*((offset, enter) for offset in code.entries), *((offset, leave) for offset in code.exits)]
     return replace(
         program,
+        name=name,
         definitions=tuple(
             replace(definition, location=Offset(Expression(offset, None)), minor=0) for offset, definition in places
         ),
@@ -342,7 +340,7 @@ class _ProfileFace(run_steps.Face[int]):
     def request(self) -> Request:
         """Return the request for the processes and the engine of the command line."""
         options = EngineOptions()
-        chosen = _FASTEST if self._given.engine == AUTO else self._given.engine
+        chosen = fastest_engine() if self._given.engine == AUTO else self._given.engine
         scope = self._given.scope
         if scope.command and self._given.as_json:
             scope = replace(scope, output=_STANDARD_ERROR)
@@ -434,9 +432,10 @@ class _ProfileFace(run_steps.Face[int]):
         of_instruction = self._code.entries | self._code.exits
         slow: dict[str, None] = {}
         has_jumps = False
+        jump = fastest_engine()
         for probe, count in zip(attachment.probes, finished.counts, strict=False):
-            has_jumps |= any(each.startswith("inline") for each in count.executed)
-            if count.hits and not all(each.startswith("inline") for each in count.executed):
+            has_jumps |= any(each.startswith(jump) for each in count.executed)
+            if count.hits and not all(each.startswith(jump) for each in count.executed):
                 slow[of_instruction.get(probe.instruction.offset, probe.function)] = None
         if slow and has_jumps:
             names = ", ".join(slow)
