@@ -326,7 +326,7 @@ table_options = with_options(
 
 
 class WantedFields(NamedTuple):
-    """The fields of ``--count``, each of which has a table, of ``--hist``, ``--sum`` and ``--by``."""
+    """Fields named by ``--count`` (one tuple for each table), ``--hist``, ``--sum`` and ``--by``."""
 
     counted: tuple[tuple[str, ...], ...] = ()
     measured: tuple[str, ...] = ()

@@ -311,7 +311,7 @@ def _places(section: SectionBytes, needle: bytes, limit: int = _PLACES_MAX) -> I
 
 
 def _places_of_any(section: SectionBytes, needles: Sequence[bytes]) -> Iterator[int]:
-    """Iterate over the offsets at which one of the byte strings ``needles`` is in a section, found in one pass."""
+    """Iterate over the offsets in a section at which one of the byte strings ``needles`` occurs."""
     pattern = re.compile(b"(?=" + b"|".join(map(re.escape, needles)) + b")", re.DOTALL)
     found = pattern.finditer(section.data, section.start, section.end)
     for match, _ in zip(found, range(_PLACES_MAX), strict=False):

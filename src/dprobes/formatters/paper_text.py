@@ -156,7 +156,7 @@ class HexFormatter:
         return f"{header}\n{self._shown(record.data)}" if record.data else header
 
     def encoded(self, record: bytes, place: Place) -> str:
-        """Return an encoded record of the probepoint ``place`` as text; raise ``FormatError`` if it is invalid."""
+        """Decode and format a record of the probepoint ``place``; raise ``FormatError`` if the record is invalid."""
         split = self._headers.split(record, self.wall_offset, place.function)
         if split is None:
             return self(decode_record(record), place)
@@ -206,7 +206,7 @@ class TextFormatter:
         return f"{header}\n{text}" if text else header
 
     def encoded(self, record: bytes, place: Place) -> str:
-        """Return an encoded record of the probepoint ``place`` as text; raise ``FormatError`` if it is invalid."""
+        """Decode and format a record of the probepoint ``place``; raise ``FormatError`` if the record is invalid."""
         begin = record[:CODES_END]
         try:
             way = self._ways[begin]

@@ -423,9 +423,9 @@ class ValueEmitter:
 
     def low(self, value: Value, bits: int) -> None:
         """
-        Write code that pushes a value whose bits above the low ``bits`` may be wrong, because they are not used.
+        Write code that pushes a value of which only the low ``bits`` are used; higher bits are undefined.
 
-        It takes one cell if a word has that many bits.
+        The value occupies one cell if a word has at least ``bits`` bits.
         """
         is_wide = self.wide.is_wide(value.type)
         match value:

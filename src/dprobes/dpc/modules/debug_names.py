@@ -94,7 +94,7 @@ class ModuleNames:
         return self._meant(plain, scope.groups(plain, _NAMED, c_declarations=has_symbol))
 
     def find_near(self, name: str) -> ModuleVariable | None:
-        """Return a variable or enumerator as ``find`` does, but only from the scope's blocks and files, or None."""
+        """Return a variable or enumerator of the scope's blocks and source files; None if there is none."""
         return self._meant(name, self._scope.near_groups(name, _NAMED))
 
     def member_of(self, scattered: Scattered, member: Member) -> typed_values.Value | Scattered:

@@ -316,7 +316,7 @@ class BtfNames:
 
     @cached_property
     def _parameters(self) -> Sequence[tuple[str, CType, int | None]]:
-        """The name, type and argument number of each parameter; the number is None unless it is in one register."""
+        """Name, type and argument number of each parameter; the number is None if it is not in one register."""
         signature, types = self._signature, self._module.types
         if signature is None or types is None:
             return ()

@@ -299,7 +299,7 @@ class Tables:
         return iter(self._tables.values())
 
     def find(self, name: str) -> KeyedTable | None:
-        """Return the table ``@name`` as its first use has defined it; None if no use has been typed yet."""
+        """Return the table ``@name``, which its first use defines; None if no use has been reached yet."""
         return self._tables.get(name or UNNAMED)
 
     def written(self, name: str) -> Kept | None:

@@ -269,10 +269,10 @@ class Record:
 @dataclass(frozen=True, slots=True)
 class String:
     """
-    The type of ``str(p)`` and ``comm``: a string that is logged, compared or a key field. C has no such type.
+    The type of ``str(p)`` and ``comm``: a string that can be logged, compared, or used as a key. C has no such type.
 
-    At most ``limit`` bytes are read. With ``marks``, the last byte is not printed: if it is present, the string is
-    printed as truncated.
+    At most ``limit`` bytes are read. With ``marks``, one of them is read only to detect a longer string, which is
+    printed without it and marked as truncated.
     """
 
     limit: int

@@ -343,9 +343,9 @@ class Patches:
 
     def write(self, memory: int, patch: SitePatch) -> None:
         """
-        Write a jump, and the switches of its code, to the memory with the descriptor ``memory``.
+        Set the switches in a jump's trampoline, then write the jump, through an open ``/proc/PID/mem``.
 
-        If that fails, restore the former bytes and raise OSError.
+        If a write fails, restore the former bytes and raise OSError.
         """
         done: list[tuple[int, bytes]] = []
         try:

@@ -300,9 +300,10 @@ class ModuleMapped(NamedTuple):
 
 class Mapped(NamedTuple):
     """
-    A report of files that a process has mapped as code: all files of a new address space, as after an exec.
+    A report of files that a process has mapped as code.
 
-    ``since`` is then the present time (monotonic, in nanoseconds). If it is 0, the files were mapped later.
+    If ``since`` is not 0, the address space is new, as after an exec, since that monotonic time in nanoseconds, and the
+    report contains all of its files. If it is 0, the files were mapped later.
     """
 
     pid: int

@@ -451,7 +451,7 @@ class Decoded:
 
 @lru_cache(maxsize=4096)
 def fields_of(template: Template, word_size: int) -> tuple[Field, ...]:
-    """Return the fields of a template's records; ``word_size`` in bytes is that of numbers without a size."""
+    """Return the fields of a template's records; a number without a size has ``word_size`` bytes."""
     fields: list[Field] = []
     taken: set[str] = set()
     for placeholder, before in _with_text_before(template):

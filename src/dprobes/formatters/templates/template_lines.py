@@ -204,7 +204,7 @@ def _placeholder(reader: _Reader) -> Part | str:
 
 
 class _Written(NamedTuple):
-    """The options before the letter of a conversion, and their positions."""
+    """The flags, width and precision of a conversion specification, and their positions in the line."""
 
     start: int
     """Position of the percent sign."""

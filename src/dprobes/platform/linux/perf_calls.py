@@ -308,5 +308,5 @@ def disable(event_fd: int) -> None:
 
 
 def enable(event_fd: int) -> None:
-    """Enable a perf event, so that it counts or hits."""
+    """Enable a perf event: it counts, or its breakpoint can be hit, from now on."""
     fcntl.ioctl(event_fd, _IOC_ENABLE, 0)

@@ -200,7 +200,7 @@ _IMAGES_START, _IMAGES_END = 0xFFFFFFFF80000000, 0xFFFFFFFFC0000000
 
 
 class Segment(NamedTuple):
-    """A segment of the core file: ``size`` bytes of memory at ``address``, at ``offset`` of the file."""
+    """A segment of the core file: the ``size`` bytes at offset ``offset`` are the kernel's memory at ``address``."""
 
     address: int
     size: int

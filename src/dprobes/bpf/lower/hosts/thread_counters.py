@@ -72,7 +72,7 @@ def _add_members(
 def _read_cell(
     host: Identities, asm: Assembler, counters: CounterLayout, number: int, room: tuple[Register, int], unread: Label
 ) -> None:
-    """Load a counter that CPUs count to R0; clobbers R1-R5."""
+    """Load the current thread's value of a per-CPU counter to R0; clobbers R1-R5."""
     cell, has_event = counters.cells.index(number), counters.has_event(number)
     base, key, since, total, reading = room[0], *(room[1] + word for word in (_KEY, _SINCE, _TOTAL, _READING))
     known, done = asm.label(), asm.label()

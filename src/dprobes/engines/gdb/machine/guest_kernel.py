@@ -448,7 +448,7 @@ class _GuestText:
         return ""
 
     def is_patched(self, _instruction: DecodedInstruction) -> bool:
-        """Return False: the code is that in memory, so it cannot differ."""
+        """Return False: the instruction was read from the machine's memory, not from a file that may differ from it."""
         return False
 
 

@@ -78,7 +78,11 @@ def start_tracer(start: Start, module: str) -> tuple[subprocess.Popen[bytes], in
 
 
 def readable(descriptors: list[int], seconds: float | None) -> list[int]:
-    """Wait up to ``seconds``, None: without limit, for a readable descriptor; return the readable ones, maybe none."""
+    """
+    Wait until a descriptor is readable, and return those that are.
+
+    After ``seconds``, return an empty list; if ``seconds`` is None, wait without limit.
+    """
     poll = select.poll()
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)

@@ -290,7 +290,11 @@ def insert_patch(
 
 
 def _prepare(planned: PlannedPatch) -> _Memory:
-    """Choose a free address for the memory of a patch, and make its contents; raise ``EngineError`` if none is near."""
+    """
+    Choose an address for the memory of a patch, and relocate the object for it.
+
+    Raise ``EngineError`` if the process has no free memory within reach of a jump from the function.
+    """
     pid, found, plan = planned.pid, planned.object, planned.plan
     size = _OBJECT + found.size
     near = [each for each in mappings_of(pid) if each.path == planned.module.name]

@@ -418,7 +418,7 @@ class Waits:
         return delay
 
     def _end(self, thread: Thread) -> None:
-        """Let the interrupted wait of a stopped thread return the result that it has after its timeout."""
+        """Set the registers of a stopped thread as if the timeout of its interrupted wait had expired."""
         wait = thread.wait
         assert wait is not None
         for address, size in wait.cleared:
