@@ -11,6 +11,7 @@ import re
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -203,6 +204,12 @@ class Runner:
         result = self(program, ["--exit-status", "--", *map(str, arguments)], **keywords)
         assert result.status == 0, result.stderr + result.stdout
         return result
+
+
+def accepts_connections(path: Path) -> bool:
+    """Return whether a server listens at a socket; the file exists a little earlier."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        return connection.connect_ex(str(path)) == 0
 
 
 def await_true(condition: Callable[[], bool], what: str, timeout: float = TIMEOUT) -> None:

@@ -14,7 +14,16 @@ from pathlib import Path
 
 import pytest
 
-from integration.support import I386_COMPILER, I386_FLAGS, I386_LIBRARIES, NOBODY, TIMEOUT, as_nobody, await_true
+from integration.support import (
+    I386_COMPILER,
+    I386_FLAGS,
+    I386_LIBRARIES,
+    NOBODY,
+    TIMEOUT,
+    accepts_connections,
+    as_nobody,
+    await_true,
+)
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -408,7 +417,7 @@ def test_redis_commands(engine: str, lines: list[str], tmp_path: Path) -> None:
         [*words, "--", *command, "--loglevel", "warning"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     try:
-        await_true(lambda: address.exists() or process.poll() is not None, "the server's socket", TIMEOUT)
+        await_true(lambda: accepts_connections(address) or process.poll() is not None, "the server's socket", TIMEOUT)
         for number in range(3):
             subprocess.run([*client, "SET", f"user:{number}", "x"], check=True, capture_output=True)
         subprocess.run([*client, "GET", "user:1"], check=True, capture_output=True)

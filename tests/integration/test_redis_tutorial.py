@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from integration.documented_commands import ROOT, Step, shapes, steps_of, under_test
-from integration.support import TIMEOUT, await_message, await_true
+from integration.support import TIMEOUT, accepts_connections, await_message, await_true
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,7 +46,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     process = subprocess.Popen([*command, "--dir", str(directory), "--loglevel", "warning"])
     try:
         await_true(
-            lambda: (directory / "socket").exists() or process.poll() is not None, "the server's socket", TIMEOUT
+            lambda: accepts_connections(directory / "socket") or process.poll() is not None, "the server", TIMEOUT
         )
         (directory / "redis.pid").write_text(f"{process.pid}\n")
         fill = f"for i = 1, {KEYS} do redis.call('set', string.format('key:%012d', i), 'xxx') end"

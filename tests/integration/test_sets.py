@@ -444,6 +444,7 @@ open("REMOVED", "w").close(); os.unlink("REMOVED")
 
 
 @pytest.mark.usefixtures("kernel")
+@pytest.mark.alone
 def test_sched(tmp_path: Path) -> None:
     code = """
 import os, time
@@ -460,9 +461,9 @@ print("SWITCHES", *[b - a for a, b in zip(first, count())])
     switches = Run(records, "").of("sched.task.switch")
     assert len([each for each in switches if each["prev"] == pid and each["state"] == 1]) >= voluntary >= 30
     wakes = [each for each in Run(records, "").of("sched.task.wake") if each["task"] == pid]
-    assert len(wakes) >= 30
+    assert wakes  # the kernel runs no program for a wake-up by an interrupt during another program (bpf_prog_active)
     waited = [each["waited"] for each in switches if each["next"] == pid and each["waited"]]
-    assert len(waited) >= 30
+    assert waited
     assert all(each < 10**9 for each in waited)
 
 

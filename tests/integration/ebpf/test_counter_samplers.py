@@ -82,6 +82,7 @@ def test_context_switches_are_those_of_getrusage(counted: Path) -> None:
     assert NAPS <= least <= row["value"] <= most
 
 
+@pytest.mark.alone  # the kernel runs no program for an event in a program of another test on that CPU (bpf_prog_active)
 @pytest.mark.parametrize("period", [2, 7, 100])
 def test_there_are_as_many_events_from_sample_to_sample_as_the_program_says(
     counted: Path, tmp_path: Path, period: int
