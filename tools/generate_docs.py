@@ -673,8 +673,9 @@ def stem(name: str) -> str:
 
 
 PMC = """\
-The counters of `push pmc` and `push elapsed`, with the names of perf(1). Each counts for one thread, in user mode and in the
-kernel. [DProbes C](dpc.md#performance-counters) describes which engines have them.
+The counters of `push pmc`, `push elapsed` and `sampler =`, with the names of perf(1). They count in user mode and in
+the kernel: for one thread, or, in samplers, for a CPU. [DProbes C](dpc.md#performance-counters) describes which engines
+have them.
 """
 
 

@@ -57,11 +57,11 @@ dprobes run syscall:latency --filter 'result < 0' --count number,result -- ls /n
 
 ## Names on the command line
 
-* A word that contains a slash, or ends in `.dpc`, `.rpn`, `.ppdf` or `.toml`, is a path. The path of a directory with a
-  `set.toml` is that set: `dprobes run ./my/sqlite:latency`.
+* A word that contains a slash, or ends in `.dpc`, `.rpn`, `.ppdf` or `.toml`, is a path, or that of an example if there
+  is no such file. The path of a directory with a `set.toml` means that set: `dprobes run ./my/sqlite:latency`.
 * Any other word is looked up as a file in the current directory, as a set, and as an example. If a file or an example
   has the name of a set, that is an error: write `./sqlite` for the file, `sqlite:` for the set.
-* Sets are searched in the package, in `~/.config/dprobes/sets` (or `$XDG_CONFIG_HOME/dprobes/sets`), and in
+* Sets are searched for in the package, in `~/.config/dprobes/sets` (or `$XDG_CONFIG_HOME/dprobes/sets`), and in
   `/etc/dprobes/sets`. If two of these directories have a set of the same name, that is an error.
 * Root reads a set only if no other user can change it: the directory, its parents, and all files in it must belong to
   root, and only root may have write permission. Sets of the package are as trustworthy as its code, and are not

@@ -125,3 +125,11 @@ def test_what_cannot_be_profiled_is_refused_by_name(build: Builder) -> None:
         2,
         "Error: profile needs a command (-c COMMAND, or -- COMMAND) or a process (-p PID)",
     )
+
+
+def test_a_file_that_cannot_be_written_is_an_error_before_the_command_runs(build: Builder, tmp_path: Path) -> None:
+    program, ran = build("profiled.c", *FLAGS), tmp_path / "ran"
+    done = profile(f"{program}:[lr]*", "--callgrind", tmp_path / "no" / "file", "--", "touch", ran)
+    assert done.returncode == 1
+    assert done.stderr == f"dprobes: error: '{tmp_path}/no/file': no such file or directory\n"
+    assert not ran.exists()

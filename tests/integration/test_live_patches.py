@@ -9,12 +9,14 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from dprobes.engines.ptrace.patching.live_patches import insert_patch, is_active, patches_of, plan_patch, remove_patch
 from dprobes.engines.ptrace.tracer.thread_stopper import await_stop
+from dprobes.errors import EngineError
 from dprobes.platform.linux import ptrace_calls
 from dprobes.target.elf.elf_file import ElfFile
 from integration.documented_commands import ROOT
@@ -32,7 +34,6 @@ from support.rounds import rounds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from integration.support import Builder
 
@@ -157,6 +158,86 @@ def test_the_end_of_a_run_restores_the_function(build: Builder, replaced: subpro
     assert code_is_original(replaced.pid, program_of(build))
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_a_function_shorter_than_a_jump_is_replaced_and_restored(form: str, build: Builder) -> None:
+    program, replacing = program_of(build, form), build("replacing.c", *OBJECT)
+    with running(program, stdin=subprocess.PIPE) as process:
+        assert await_line(process) == "ready\n"
+        planned = plan_patch(process.pid, replacing, "padded", None, None)
+        record = insert_patch(planned).record
+        assert len(record.original) == len(record.jump) == 5
+        assert [is_active(process.pid, each) for each in patches_of(process.pid)] == [True]
+        assert remove_patch(process.pid, record)
+        assert code_is_original(process.pid, program)
+        with Path(f"/proc/{process.pid}/mem").open(
+            "r+b", buffering=0
+        ) as memory:  # padding that another tool has changed
+            memory.seek(record.start + 4)
+            memory.write(b"\xcc")
+        with pytest.raises(EngineError, match="'padded' was not patched: memory differs from the file"):
+            insert_patch(planned)
+
+
+def test_a_run_whose_output_fails_restores_the_function(build: Builder, replaced: subprocess.Popen[str]) -> None:
+    replacing = build("replacing.c", *OBJECT)
+    command = [*DPROBES, "patch", f"{replacing}:work", "-p", str(replaced.pid), "--allow-write"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=TIMEOUT, env=environment(), check=False
+        )
+    assert done.returncode == 1
+    assert done.stderr.endswith("dprobes: error: standard output: no space left on device\n")
+    assert [is_active(replaced.pid, each) for each in patches_of(replaced.pid)] == [False]
+    assert ask(replaced).split()[0] == "1003"
+
+
+def test_a_thread_is_no_process(build: Builder, replaced: subprocess.Popen[str]) -> None:
+    thread = next(each.name for each in Path(f"/proc/{replaced.pid}/task").iterdir() if int(each.name) != replaced.pid)
+    done = patch(f"{build('replacing.c', *OBJECT)}:work", "-p", thread, "--allow-write")
+    assert done.returncode == 1
+    assert f"dprobes: error: {thread} is not the id of a process: " in done.stderr
+    assert not patches_of(replaced.pid)
+
+
+@pytest.mark.parametrize("form", ["pie", "fixed"])
+def test_a_process_that_executes_a_program_meanwhile_is_not_patched(form: str, build: Builder) -> None:
+    replacing = build("replacing.c", *OBJECT)
+    with running(program_of(build, form), stdin=subprocess.PIPE) as process:
+        assert await_line(process) == "ready\n"
+        planned = plan_patch(process.pid, replacing, "next_line", None, None)
+
+        def execute(_: float) -> None:
+            assert ask(process, "e") == "ready"
+
+        with pytest.raises(EngineError) as caught:  # but for the exec, a frame of the function stays
+            insert_patch(planned, idle=TIMEOUT, pause=execute)
+        assert (
+            caught.value.message == f"'next_line' was not patched: process {process.pid} executes another program now"
+        )
+        assert not patches_of(process.pid)
+        assert ask(process).split()[0] == "1003"
+
+
+def test_a_patch_calls_the_functions_of_preloaded_libraries(tmp_path: Path) -> None:
+    (tmp_path / "main.c").write_text(
+        "#include <stdio.h>\nint mark(void);\n__attribute__((noinline, noclone)) int shown(void)"
+        '{ __asm__ volatile("nop; nop; nop; nop; nop"); return 0; }\n'
+        'int main(void) { char line[9]; do { printf("%d %d\\n", mark(), shown()); fflush(stdout); }'
+        " while (fgets(line, sizeof line, stdin)); }\n"
+    )
+    (tmp_path / "fix.c").write_text("int mark(void);\nint shown(void) { return 10 + mark(); }\n")
+    for number, name in enumerate(("preloaded", "linked"), 1):
+        (tmp_path / f"{name}.c").write_text(f"int mark(void) {{ return {number}; }}\n")
+        subprocess.run(["gcc", "-shared", "-fPIC", "-o", f"lib{name}.so", f"{name}.c"], cwd=tmp_path, check=True)
+    subprocess.run(["gcc", "-O1", "main.c", "./liblinked.so", "-o", "main"], cwd=tmp_path, check=True)
+    subprocess.run(["gcc", *OBJECT, "-O1", "fix.c", "-o", "fix.so"], cwd=tmp_path, check=True)
+    preloading = os.environ | {"LD_PRELOAD": str(tmp_path / "libpreloaded.so")}
+    with running(tmp_path / "main", cwd=tmp_path, env=preloading, stdin=subprocess.PIPE) as process:
+        assert await_line(process) == "1 0\n"
+        insert_patch(plan_patch(process.pid, tmp_path / "fix.so", "shown", None, None))
+        assert ask(process) == "1 11"
+
+
 def test_the_run_ends_with_the_process(build: Builder, replaced: subprocess.Popen[str]) -> None:
     replacing = build("replacing.c", *OBJECT)
     command = [*DPROBES, "patch", f"{replacing}:work", "-p", replaced.pid, "--allow-write"]
@@ -176,7 +257,7 @@ def test_a_persistent_patch_is_listed_and_removed(build: Builder, replaced: subp
     again = patch(f"{replacing}:work", "-p", replaced.pid, "--allow-write", "--persist")
     assert again.stderr == (
         f"dprobes: error: 'work' is already patched, by 'work' of '{replacing}'\n"
-        f"hint: remove that patch first: dprobes patch --remove -p {replaced.pid} work\n"
+        f"hint: remove that patch first: dprobes patch --remove -p {replaced.pid} --allow-write work\n"
     )
     rows = [line.split() for line in patch("--list", "-p", replaced.pid).stdout.splitlines()]
     assert rows == [

@@ -1,7 +1,8 @@
 /*
  * Eight threads call work(), and check each result: it must be that of the original or of the patch. A timer
  * interrupts them, so that signal handlers return into the code that a patch replaces. At the end of its input the
- * program prints the numbers of results: original, patched, and wrong. A line of input makes it print single results.
+ * program prints the numbers of results: original, patched, and wrong. A line of input makes it print single results;
+ * "e" makes it execute itself anew.
  */
 #include <pthread.h>
 #include <signal.h>
@@ -63,6 +64,9 @@ __attribute__((ifunc("choose"))) long chosen(long x);
 __asm__(".text\n.globl tiny\n.type tiny, @function\ntiny: ret\n.size tiny, 1\n"
 	".type next_to_tiny, @function\nnext_to_tiny: xor %eax, %eax\nret\n.size next_to_tiny, 3\n");
 
+/* A function that is shorter than a jump, and the padding after it. */
+__asm__(".p2align 4\n.globl padded\n.type padded, @function\npadded: xor %eax, %eax\nret\n.size padded, 3\n.p2align 4\n");
+
 __attribute__((noinline, noclone)) char *next_line(char *line, int size)
 {
 	char *found = fgets(line, size, stdin);
@@ -100,6 +104,10 @@ int main(void)
 	printf("ready\n");
 	fflush(stdout);
 	while (next_line(line, sizeof line)) {
+		if (line[0] == 'e') {
+			signal(SIGPROF, SIG_IGN); /* the new program begins without a handler */
+			execl("/proc/self/exe", "replaced", NULL);
+		}
 		printf("%ld %ld %zu\n", work(1), uses_spread(1) + other_part(), length(word));
 		fflush(stdout);
 	}

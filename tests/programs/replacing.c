@@ -18,6 +18,11 @@ size_t length(const char *text)
 	return text == word ? 100 + strlen(text) : 0; /* strlen is an IFUNC in glibc */
 }
 
+long padded(void)
+{
+	return 7;
+}
+
 long spread(long x)
 {
 	return x;

@@ -287,8 +287,9 @@ class ProgramBuilder:
         """
         Begin a probe definition that watches memory: a symbol, an address, or a range ``"first : last"``, inclusive.
 
-        ``access`` is the kind of accesses that are hits: "w" writes, "rw" reads and writes, "x" execution, "io"
-        accesses to an I/O port. The other arguments are the header statements of the same name.
+        ``access`` is the kind of accesses that are hits: "w" writes, "rw" reads and writes, "x" execution.
+        With "in" (reads), "out" (writes) or "io" (both), ``address`` is an I/O port or a range of ports. The other
+        arguments are the header statements of the same name.
         """
         return self._definition(
             address=address,

@@ -27,21 +27,22 @@ def check_counters(program: Program) -> None:
         try:
             os.close(open_counter(counter.kind, counter.config, tid=0))
         except OSError as error:
-            raise _refusal(counter, "read", error) from None
+            raise _refusal(counter, "read", 1, error) from None
     for name in counters_sampled(program):
         counter = counter_named(name)
         try:
             os.close(open_cpu_counter(online_cpus()[0], counter.kind, counter.config, PERIOD_MAX))
         except OSError as error:
-            raise _refusal(counter, "sampled", error) from None
+            raise _refusal(counter, "sampled", 0, error) from None
 
 
-def _refusal(counter: Counter, use: str, error: OSError) -> NotSupportedError | PrivilegeError:
+def _refusal(counter: Counter, use: str, allowed: int, error: OSError) -> NotSupportedError | PrivilegeError:
+    # perf_event_paranoid allows events of own threads up to 1, and events of a CPU up to 0.
     what = f"the counter '{counter.name}' cannot be {use}"
     if error.errno in (errno.EACCES, errno.EPERM):
         with open(_PARANOID, encoding="ascii") as file:
             level = file.read().strip()
-        hint = "run dprobes as root, give it CAP_PERFMON, or set kernel.perf_event_paranoid to 1"
+        hint = f"run dprobes as root, give it CAP_PERFMON, or set kernel.perf_event_paranoid to {allowed}"
         return PrivilegeError(f"{what}: kernel.perf_event_paranoid is {level}", hint=hint)
     if counter.kind is CounterKind.SOFTWARE:
         return NotSupportedError(f"{what}: {reason_of(error)}")

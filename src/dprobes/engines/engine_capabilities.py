@@ -150,7 +150,9 @@ _NO_PORT_KPROBES = (
     "'dprobes doctor' shows whether they work"
 )
 
-_NO_USER_PORTS = "the kernel allows no uprobe at a port instruction, only the kernel's ports are watched"
+_NO_USER_PORTS = (
+    "the kernel allows no uprobe at a port instruction, so only the kernel's accesses to ports can be watched"
+)
 
 
 def _needed_to_watch(access: Access, span: Span | None, *, in_module: bool) -> Requirement:

@@ -270,7 +270,7 @@ class OverloadNotices:
         """
         Return the cause of a verdict about a probepoint as a clause: the rate of its hits and their share of a CPU.
 
-        Writes to the pages of a watchpoint are neighbours.
+        The rate of a watchpoint on writes includes its neighbours, the other writes to its protected pages.
         """
         hits = "hits and neighbours" if self._probes[number].definition.watchpoint is Access.WRITE else "hits"
         percent = f"{100 * min(shares[number], 1):.3g}%"

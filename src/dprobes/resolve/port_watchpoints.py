@@ -1,9 +1,9 @@
 """
 The watchpoints of a program on I/O ports: a breakpoint at each port instruction of the kernel or of a kernel module.
 
-The debug registers can watch ports, but Linux offers that to nobody. The instructions are few, some 550 in a kernel of
-a distribution. One with an immediate port is a probepoint only if that is a watched port. All others are probepoints,
-and the engine compares ``dx`` at each execution, before it counts the hit.
+The debug registers can watch ports, but Linux has no interface for it. The instructions are few, some 550 in a kernel
+of a distribution. One with an immediate port is a probepoint only if it accesses a watched port. All others are
+probepoints, and the engine compares ``dx`` at each execution, before it counts the hit.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def kernel_port_watchpoints(
             diagnostics.error(
                 definition.span("watchpoint"),
                 f"no instruction of '{path}' that can carry a probe accesses these ports",
-                hint=None if module else "drivers are often modules: write 'name = MODULE' and 'modtype = kmod'",
+                hint=None if module else "drivers are often modules: in RPN, 'modtype = kmod' and its name",
             )
         found += own
     return found, left_out

@@ -1,8 +1,8 @@
 """
-The performance counters that ``push pmc`` reads, with their events in perf_event_open(2).
+The performance counters of ``push pmc`` and of samplers, with their events in perf_event_open(2).
 
-A counter counts for one thread. Only the difference of two readings has a meaning: engines may count from the start of
-the thread, or from its first reading.
+``push pmc`` reads a counter of the thread. Only the difference of two readings has a meaning: engines may count from
+the start of the thread, or from its first reading. A sampler counts the events of a CPU.
 """
 
 from __future__ import annotations

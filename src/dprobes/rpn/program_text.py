@@ -63,7 +63,7 @@ class ValueKind(Enum):
     NAME = "a name"
     LOCATION = "a number, a symbol expression, a pattern, a tracepoint, or a USDT probe"
     RANGE = "an address, or two with ':' between them"
-    ACCESS = "x, w, rw or io"
+    ACCESS = "x, w, rw, io, in or out"
     SAMPLING = "a number of samples a second, such as 100hz, or of events of a counter, such as 1000 page-faults"
     WORD_SIZE = "4 or 8"
     TABLE = "NAME, KIND, KEY, ... [, room = N] [, unit = UNIT]"
@@ -133,7 +133,8 @@ KEYWORDS: tuple[Keyword, ...] = (
     Keyword("opcode", _P, ValueKind.NUMBER, "First byte of the probed instruction, checked before insertion.",
             None, *limits(1)),
     Keyword("minor", _P, ValueKind.NUMBER, "Minor code of the probepoint's records.", 0, 0, U16),
-    Keyword("watchpoint", _P, ValueKind.ACCESS, "Watch a range of memory for this kind of access."),
+    Keyword("watchpoint", _P, ValueKind.ACCESS, "Watch a range of memory, or of I/O ports (io, in, out), for this "
+            "kind of access."),
     Keyword("group", _P, ValueKind.NAME, "Group of the probepoint.", since="3.0"),
     Keyword("type", _P, ValueKind.NAMES, "Types of the probepoint.", since="3.0", field="types"),
     Keyword("passcount", _P, ValueKind.NUMBER, "Number of hits to skip before the handler first runs.", 0, 0, S32),

@@ -34,15 +34,15 @@ __all__ = [
 ]
 
 GROUPS = {
-    "requests": "what is asked for, and done",
-    "errors": "what fails, and why",
-    "latency": "how long something takes",
-    "memory": "what memory is used for",
-    "locks": "who waits for whom",
-    "io": "what is read and written",
-    "lifecycle": "what begins and ends",
+    "requests": "requests and operations, with their arguments",
+    "errors": "failures, with their reasons",
+    "latency": "durations of operations and of waits",
+    "memory": "allocations, releases and uses of memory",
+    "locks": "waits for locks, with the owners of the locks",
+    "io": "files, and data that are read or written",
+    "lifecycle": "beginnings and ends of processes, threads, connections and other objects",
 }
-"""The groups of probes, the same in all sets, each with the question that it answers."""
+"""The groups of probes, the same in all sets, with their meaning."""
 
 TYPES = {
     "begin": "something begins: the entry of a function, the start of a request",

@@ -156,8 +156,13 @@ def _check_trusted(directory: Path) -> None:
         with trusted_directory(str(directory)) as descriptor:
             for name in sorted(os.listdir(descriptor)):  # noqa: PTH208 - a descriptor
                 status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
-                if not is_trusted(status) or not stat.S_ISREG(status.st_mode):
-                    where = f"'{directory}/{name}'"
+                where = f"'{directory}/{name}'"
+                if not stat.S_ISREG(status.st_mode):
+                    raise TargetError(
+                        f"{where} is not a regular file, and root reads no set with such files",
+                        hint="move it out of the set's directory",
+                    )
+                if not is_trusted(status):
                     raise TargetError(f"root reads no set that others can change: {where}", hint=hint)
     except PermissionError as error:
         raise TargetError(f"root reads no set that others can change: '{directory}'", hint=hint) from error

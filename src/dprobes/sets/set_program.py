@@ -34,7 +34,7 @@ _WORD_SIZE = 8
 
 
 class PlaceFit(NamedTuple):
-    """An alternative of a macro for a place; ``problem`` is the reason for which it does not fit, None if it does."""
+    """An alternative of a macro; ``problem`` is the reason why it does not fit this machine, None if it fits."""
 
     macro: str
     place: str
@@ -142,7 +142,11 @@ _KINDS = {
 def broken_promises(
     found: InstrumentationSet, programs: Sequence[Program], templates: TemplateFinder, diagnostics: Diagnostics
 ) -> None:
-    """Add an error for each probe of a set whose group, type or fields are others in its program, or which is none."""
+    """
+    Add an error for each difference between the probes that a set promises and those of its ``programs``.
+
+    Probes with the same minor code are compared by group, type, and the names and kinds of fields.
+    """
     definitions = {each.minor: each for program in programs for each in program.definitions}
     for probe in found.probes:
         definition = definitions.get(probe.minor)

@@ -1,8 +1,8 @@
 """
 Profiles of calls: calls, inclusive and exclusive wall time of functions and of call edges, and their output.
 
-A *call edge* is a pair of a function and one that it calls. The times of a function are sums over the edges to it: so
-the exclusive times of all functions add up to the inclusive times of the calls from outside.
+A *call edge* is a pair of a function and one that it calls. The times of a function are sums over the edges to it. If
+all calls from outside have ended, the exclusive times of all functions add up to the inclusive times of these calls.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class CallProfile(NamedTuple):
     """
     Profile of the calls in one module.
 
-    ``recursive`` maps a function to the inclusive time of its calls within a call of itself; ``left`` maps a function
-    to its calls that ended without a return, by ``longjmp``, an exception, or the end of its stack.
+    ``recursive`` maps a function to the inclusive time, in nanoseconds, of its calls within a call of itself. ``left``
+    maps a function to the number of its calls that ended without a return, by ``longjmp`` or by an exception.
     """
 
     module: str

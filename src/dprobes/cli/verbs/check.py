@@ -55,7 +55,7 @@ def check_command(
     The program is compiled, and its module's symbols and instructions are looked up if the module is on this machine.
     If there is nothing to report, nothing is printed and the exit status is 0.
 
-    FILE may also be the name of an instrumentation set, whose description is checked as well, a directory of templates,
+    FILE may also be the name of an instrumentation set (its description is checked as well), a directory of templates,
     or a file in it.
     """
     program = program_of(file, text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import select
@@ -15,8 +16,11 @@ import click
 from dprobes.cli import console
 from dprobes.cli.console import Progress, print_line, print_table
 from dprobes.cli.shared_options import PROCESS_ID
+from dprobes.errors import TargetError, reason_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from dprobes.engines.ptrace.patching.live_patches import Inserted, PatchRecord, PlannedPatch
 
 __all__ = ["patch_command"]
@@ -28,7 +32,7 @@ _ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 @click.command("patch")
 @click.argument("patch", metavar="OBJECT:SYMBOL[=FUNCTION]", required=False)
 @click.option("-p", "--pid", type=PROCESS_ID, required=True, help="The process whose function is replaced.")
-@click.option("--allow-write", is_flag=True, help="Allow changes of the process; required.")
+@click.option("--allow-write", is_flag=True, help="Allow changes of the process; required, except with --list.")
 @click.option(
     "--build-id",
     metavar="HEX",
@@ -39,11 +43,16 @@ _ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
     "idle",
     type=click.FloatRange(min=0),
     metavar="SECONDS",
-    help="Wait at most so long until no thread has a frame in the function.",
+    help="Wait until no thread has a frame in the function, and fail after this time.",
 )
-@click.option("--persist", is_flag=True, help="Return at once, and leave the patch in the process.")
+@click.option("--persist", is_flag=True, help="Return after the insertion, and leave the patch in the process.")
 @click.option("--list", "lists", is_flag=True, help="List the patches of the process.")
-@click.option("--remove", "removes", is_flag=True, help="Remove the patches of the process, or of one FUNCTION.")
+@click.option(
+    "--remove",
+    "removes",
+    is_flag=True,
+    help="Remove all patches of the process, or those of the FUNCTION that is the argument.",
+)
 def patch_command(
     patch: str | None,
     pid: int,
@@ -73,26 +82,45 @@ def patch_command(
         return _remove(pid, patch)
     if patch is None or (found := _PATCH.fullmatch(patch)) is None:
         raise click.UsageError("expected OBJECT:SYMBOL[=FUNCTION], such as ./fix.so:parse=parse_header")
-    from dprobes.engines.ptrace.patching.live_patches import insert_patch, plan_patch
+    from dprobes.engines.ptrace.patching.live_patches import insert_patch, plan_patch, remove_patch
 
     with Progress("reading the program's symbols"):
         planned = plan_patch(pid, Path(found["path"]), found["symbol"], found["function"], build_id)
     _warn(planned, build_id)
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
-    inserted = insert_patch(planned, idle=idle, pause=_pause)
-    _describe(planned, inserted)
-    if persist:
-        return 0
-    console.write("Ctrl-C restores the function")
-    if _await_end(pid):
+    with _handle_of(pid) as process:
+        inserted = insert_patch(planned, idle=idle, pause=_pause)
+        try:
+            _describe(planned, inserted)
+            if persist:
+                return 0
+            console.write("Ctrl-C restores the function")
+            has_ended = _await_end(process)
+        except BaseException:  # such as that of an output whose reader has gone
+            if not persist:
+                remove_patch(pid, inserted.record)
+            raise
+    if has_ended:
         console.write(f"process {pid} has ended")
         return 0
-    _restore(pid, inserted.record)
-    return 0
+    return 0 if _restore(pid, inserted.record) else 1
+
+
+@contextlib.contextmanager
+def _handle_of(pid: int) -> Iterator[int]:
+    """Open a descriptor of a process, which is readable when the process has ended."""
+    try:
+        process = os.pidfd_open(pid)
+    except OSError as error:
+        raise TargetError(f"{pid} is not the id of a process: {reason_of(error)}") from error
+    try:
+        yield process
+    finally:
+        os.close(process)
 
 
 def _pause(seconds: float) -> None:
-    """Sleep while nothing is written, so that the run can be ended."""
+    """Sleep between two stops; only then can the signals of ``_ENDING`` end the run."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
     time.sleep(seconds)
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
@@ -123,11 +151,11 @@ def _describe(planned: PlannedPatch, inserted: Inserted) -> None:
     )
 
 
-def _await_end(pid: int) -> bool:
-    """Wait for the end of a process, or for a signal that ends the run; return whether the process has ended."""
+def _await_end(process: int) -> bool:
+    """Wait for a signal that ends the run, or for the end of a process, a pidfd; return whether that has ended."""
     from dprobes.platform.linux.process_calls import signal_descriptor, signal_set
 
-    process, signals = os.pidfd_open(pid), signal_descriptor(signal_set(_ENDING))
+    signals = signal_descriptor(signal_set(_ENDING))
     try:
         poll = select.poll()
         poll.register(process, select.POLLIN)
@@ -135,7 +163,6 @@ def _await_end(pid: int) -> bool:
         ready = {descriptor for descriptor, _ in poll.poll()}
         return process in ready
     finally:
-        os.close(process)
         os.close(signals)
 
 
@@ -168,7 +195,6 @@ def _list(pid: int) -> int:
 
 def _remove(pid: int, function: str | None) -> int:
     from dprobes.engines.ptrace.patching.live_patches import is_active, patches_of
-    from dprobes.errors import TargetError
 
     found = [each for each in patches_of(pid) if is_active(pid, each) and function in (None, each.function)]
     if not found:

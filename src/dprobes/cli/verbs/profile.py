@@ -6,9 +6,9 @@ The verb ``profile``: calls and times of functions of a module, by a shadow stac
     entry of a function   push a frame: stack pointer, function, time at the end of the handler
     exit of a function    read the time; pop the frames at or below the stack pointer, and add up their times
 
-A frame is known by the stack pointer at the entry, where the return address is. A frame at or below the stack pointer
-of a later entry or exit has ended, even if its exit was not seen: by ``longjmp``, an exception, or a jump to another
-function (a tail call), whose caller is then the caller of the jumping function. So no unwinder needs a probe.
+A frame is identified by the stack pointer at the entry, where the return address is. A frame at or below the stack
+pointer of a later entry or exit has ended, even if its exit was not seen: by ``longjmp``, an exception, or a jump to
+another function (a tail call), whose caller is then the caller of the jumping function. So no unwinder needs a probe.
 
 The program is in DProbes C. It has one handler for all entries and one for all exits; an engine needs nothing else.
 """
@@ -413,10 +413,7 @@ class _ProfileFace(run_steps.Face[int]):
         else:
             print_table(TEXT_HEADER, list(text_rows(profile, given.rows)))
         if given.callgrind is not None:
-            try:
-                given.callgrind.write_text("\n".join(callgrind_lines(profile, given.scope.command)) + "\n")
-            except OSError as error:
-                raise FormatError(f"'{given.callgrind}': {reason_of(error)}") from error
+            _write(given.callgrind, "\n".join(callgrind_lines(profile, given.scope.command)) + "\n")
 
     def _tell_losses(self, tables: Sequence[TableContents], attachment: Attachment) -> None:
         """Print how many calls are missing in the profile, and why."""
@@ -440,6 +437,14 @@ class _ProfileFace(run_steps.Face[int]):
         if slow and has_jumps:
             names = ", ".join(slow)
             console.warning(f"the times of {names} and their callers include breakpoints, tens of microseconds a call")
+
+
+def _write(path: Path, text: str) -> None:
+    """Replace the contents of a file; raise ``FormatError`` if that fails."""
+    try:
+        path.write_text(text, encoding="utf-8", errors="surrogateescape")  # names of files may be no UTF-8
+    except OSError as error:
+        raise FormatError(f"'{path}': {reason_of(error)}") from error
 
 
 @click.command("profile")
@@ -471,11 +476,13 @@ def profile_command(
     Print calls, inclusive and exclusive wall time of functions of a module.
 
     MODULE is a path or a name, as in programs. PATTERN selects functions, such as 'sqlite3Btree*'; the default is all.
-    Time in other functions is that of the profiled function that called them.
+    Time in functions that are not profiled counts as time of the profiled function that called them.
     """
     scope = scope_of(command_line, arguments, pid, None, None, follow=follow)
     if scope.kind is ScopeKind.EVERYWHERE:
         raise click.UsageError("profile needs a command (-c COMMAND, or -- COMMAND) or a process (-p PID)")
+    if callgrind is not None:
+        _write(callgrind, "")  # an unusable path is an error before the command runs, not after it
     given = _Options(place, scope, engine_name, symbols, rows, as_json, callgrind, verbose)
     progress = Progress()
     try:

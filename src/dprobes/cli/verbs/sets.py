@@ -57,7 +57,7 @@ def _list() -> int:
             found = each.content
             rows.append((found.name, str(len(found.probes)), " ".join(found.groups), found.summary))
     print_table(("set", "probes", "groups", "summary"), rows)
-    print_line(f"They are searched in {', '.join(map(str, set_directories()))}")
+    print_line(f"Sets are searched for in {', '.join(map(str, set_directories()))}")
     for directory, problem in problems:
         console.warning(f"the set in '{directory}' cannot be used: {problem.message}", problem.hint)
     return 0

@@ -9,7 +9,8 @@ Parser of programs: the ``module`` statement, declarations, functions, and probe
     attribute = NAME [ NUMBER | STRING ]
     point     = [ "return" ] ( place | "syscall" NAME | "kmod" NAME ":" NAME )
               | "inline" place | "usdt" place | "tracepoint" PLACE
-              | "watch" ( "x" | "w" | "rw" | "io" | "in" | "out" ) [ "(" type ")" ] PLACE | "sample" HERTZ [ MODULE ]
+              | "watch" ( "x" | "w" | "rw" | "io" | "in" | "out" ) [ "(" type ")" ] PLACE
+              | "sample" ( HERTZ | COUNTER ":" NUMBER ) [ MODULE ]
     place     = PLACE [ "(" parameters ")" ]
     tool      = ( "begin" | "end" | "every" NUMBER ) block
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.errors import system_error
 from dprobes.platform.linux.call_proxy import call_with_file
+from dprobes.platform.linux.procfs import living_thread, process_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -36,6 +37,7 @@ __all__ = [
     "growing_memory_file",
     "memory_file",
     "note_end_of_thread",
+    "processes_in_memory_of",
     "same_file",
     "same_memory",
     "send_file",
@@ -124,6 +126,18 @@ def same_memory(pid: int, other: int) -> bool | None:
     """Return whether two tasks share their memory (kcmp(2), KCMP_VM); None if the call fails."""
     result = _libc.syscall(_SYS_KCMP, pid, other, _KCMP_VM, 0, 0)
     return None if result < 0 else result == 0
+
+
+def processes_in_memory_of(tid: int) -> list[int]:
+    """Return the other processes that run in the memory of a thread, as far as the kernel provides that information."""
+    mine = process_of(tid)
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdecimal() and (pid := int(name)) != mine:
+            same = same_memory(tid, pid)
+            if same or (same is False and same_memory(tid, living_thread(pid))):
+                found.append(pid)
+    return found
 
 
 _KCMP_FILE = 0

@@ -39,7 +39,7 @@ _STRINGS = {
 
 class PortAccess(NamedTuple):
     """
-    The access of a port instruction: ``width`` bytes from or to ``port``, or to the port in ``dx`` if that is None.
+    The access of a port instruction, which transfers ``width`` bytes; ``port`` None: the port is in ``dx``.
 
     ``count_size`` is the size in bytes of the register with the number of repetitions (``cx``, ``ecx``, ``rcx``); 0 for
     an instruction that is not repeated.

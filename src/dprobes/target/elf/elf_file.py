@@ -265,6 +265,15 @@ class ElfFile:
         """True for a separate debug file, without the code and data that it describes."""
         return self._headers.is_debug_only
 
+    @property
+    def dynamic_range(self) -> tuple[int, int] | None:
+        """The link address of the dynamic section and its size in bytes; None if the file has none."""
+        if self._headers.dynamic is None:
+            return None
+        offset, size = self._headers.dynamic
+        address = self.link_address(offset)
+        return None if address is None else (address, min(size, _DYNAMIC_MAX))
+
     def section(self, name: str) -> Section | None:
         """Return the first section of a name that has bytes in the file; None without one."""
         return next((each for each in self.sections if each.name == name and each.in_file), None)

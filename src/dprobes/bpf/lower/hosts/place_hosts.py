@@ -101,9 +101,9 @@ class KernelHost(Host):
 
     def find_module(self, outside: Label, busy: Label) -> None:  # noqa: ARG002 - as in Host
         """
-        Go to ``outside`` unless the event interrupts the addresses of ``Request.kernel_code``.
+        Go to ``outside`` if the event does not interrupt the addresses of ``Request.kernel_code``.
 
-        The same applies to a port instruction that does not access ``Request.ports``. Clobbers R1-R3.
+        Go there also if a port instruction does not access ``Request.ports``. Clobbers R1-R3.
         """
         asm, code, ports = self._asm, self._request.kernel_code, self._request.ports
         if ports is not None:

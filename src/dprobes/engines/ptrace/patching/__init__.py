@@ -6,7 +6,7 @@ Live patches: functions of a running process replaced by functions of a shared o
     PatchObject ──► ProcessSymbols ──► PlannedPatch ──► insert: one stop of all threads ──► PatchRecord in the process
       file           names             code and jump      map, write, protect, jump           remove: the file's bytes
 
-No code of the process loads the object: the dynamic linker's locks may be held by the very thread that would call it.
+No code of the process loads the object: the thread that would call the dynamic linker may have taken its locks.
 dprobes maps memory by injected system calls, writes the object relocated, and then one jump of five bytes at the
 function's entry. This write is in one page, so it is made as a whole or not at all. If dprobes is killed at any moment,
 the process executes either the former function or the new one.

@@ -8,6 +8,8 @@ The memory of a patch is one mapping, within reach of a jump from the function::
     + 8192     the object                           as its segments say
 
 The record is a line of JSON after a mark. Memory of a process is not trusted: a record that is not valid is ignored.
+Contexts that a signal has interrupted, and that the program has then saved outside of its stacks, are not searched for
+addresses in the displaced instructions.
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import os
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,10 +30,13 @@ from dprobes.engines.ptrace.tracer.native.jump_patcher import write_jump
 from dprobes.engines.ptrace.tracer.native.thread_places import ThreadPlaces
 from dprobes.engines.ptrace.tracer.tracer_state import ThreadGoneError
 from dprobes.errors import EngineError, TargetError, reason_of, reason_of_number
+from dprobes.platform.linux.process_calls import processes_in_memory_of
+from dprobes.platform.linux.procfs import first_stack_of
 from dprobes.platform.x86.patches.branch_targets import ModuleCode
 from dprobes.platform.x86.patches.displaced_code import displaced, jump
 from dprobes.platform.x86.patches.patch_plans import Plan, look_at
 from dprobes.platform.x86.patches.trampoline_space import AddressSpace as TrampolineSpace
+from dprobes.target.code.function_exits import CallFrames, function_exits
 from dprobes.target.process_maps import PAGE_SIZE, growth_of, mappings_of
 
 if TYPE_CHECKING:
@@ -40,6 +44,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dprobes.engines.ptrace.patching.patch_symbols import MappedModule
+    from dprobes.engines.ptrace.tracer.call_injection import Call
     from dprobes.engines.ptrace.tracer.tracer_state import Thread
 
 __all__ = [
@@ -71,6 +76,8 @@ _MAP_PRIVATE, _MAP_ANONYMOUS, _MAP_FIXED_NOREPLACE = 0x02, 0x20, 0x100000
 _PATIENCE = 5.0
 """Seconds for which a stop in which the patch cannot be written is repeated."""
 _PAUSE = 0.01
+_REST = 9
+"""Minimum ratio of the time between two stops to the duration of a stop."""
 _BASES = 8
 """Maximum number of addresses that are tried for a patch's memory: the process may map others meanwhile."""
 
@@ -98,10 +105,11 @@ class PlannedPatch(NamedTuple):
     """
     A patch that can be inserted into process ``pid``.
 
-    The function ``name`` of ``module`` has its code from ``begin`` to ``end`` (excluded). ``plan`` is the jump in it.
+    The function ``name`` of ``module`` begins at ``begin``, and has its code in ``ranges`` of addresses (end excluded).
+    ``plan`` is the jump in it.
     ``addresses`` are those of the symbols that the object uses, except ``originals``, the names of the replaced
     function. ``inlined`` are the places, known from debug information, with inlined copies of the function, which are
-    not patched.
+    not patched. ``stack`` is the bottom of the process's first stack, by which an exec is detected; None if unknown.
     """
 
     pid: int
@@ -110,11 +118,12 @@ class PlannedPatch(NamedTuple):
     module: MappedModule
     name: str
     begin: int
-    end: int
+    ranges: tuple[tuple[int, int], ...]
     plan: Plan
     addresses: dict[str, int]
     originals: frozenset[str]
     inlined: tuple[str, ...]
+    stack: int | None
 
 
 class Inserted(NamedTuple):
@@ -128,14 +137,17 @@ class Inserted(NamedTuple):
 
 def plan_patch(pid: int, path: Path, symbol: str, function: str | None, build_id: str | None) -> PlannedPatch:
     """
-    Plan the replacement of ``function``, by default the one called like ``symbol``, by ``symbol`` of the object.
+    Return the plan to replace a function of a process by the function ``symbol`` of the object at ``path``.
 
-    ``build_id``, in hex, is that of the module; None: the one that the object names, if any. Raise ``TargetError`` if
-    the object, the module or a symbol is unsuitable.
+    ``function`` is the replaced one, ``[MODULE:]FUNCTION``; None: it has the name ``symbol``. ``build_id``, in hex, is
+    that of the module; None: the one that the object names, if any. Raise ``TargetError`` if the object, the module or
+    a symbol is unsuitable, and ``EngineError`` if memory of the process cannot be read.
     """
     found = PatchObject.read(path)
     found.function(symbol)
-    modules = mapped_modules(pid)
+    stack = first_stack_of(pid)
+    with _memory_of(pid) as space:
+        modules = mapped_modules(pid, space.read)
     if not modules:
         raise TargetError(f"process {pid} executes no file that can be read")
     if modules[0].elf.machine != "x86_64":
@@ -144,12 +156,12 @@ def plan_patch(pid: int, path: Path, symbol: str, function: str | None, build_id
     _check_build_id(module, build_id or found.wanted_build_id, path if build_id is None else None)
     link_address = module.module.address_of(name)
     _refuse_go(module)
-    begin, end = _extent(module, link_address)
+    begin, ranges = module.bias + link_address, _ranges(module, link_address)
     for record in patches_of(pid):
         if record.start - begin in range(_JUMP_SIZE + 4) and is_active(pid, record):
             raise TargetError(
                 f"'{name}' is already patched, by '{record.symbol}' of '{record.path}'",
-                hint=f"remove that patch first: dprobes patch --remove -p {pid} {record.function}",
+                hint=f"remove that patch first: dprobes patch --remove -p {pid} --allow-write {record.function}",
             )
     plan = _plan_jump(ModuleCode.of(module.module, module.bias), begin, name)
     originals = frozenset(ORIGINAL + each for each in (name.rpartition(":")[2], symbol))
@@ -158,7 +170,7 @@ def plan_patch(pid: int, path: Path, symbol: str, function: str | None, build_id
     from dprobes.resolve.breakpoints import inlined_places
 
     inlined = tuple(inlined_places(module.module, name.rpartition(":")[2]))
-    return PlannedPatch(pid, found, symbol, module, name, begin, end, plan, addresses, originals, inlined)
+    return PlannedPatch(pid, found, symbol, module, name, begin, ranges, plan, addresses, originals, inlined, stack)
 
 
 @contextlib.contextmanager
@@ -188,14 +200,15 @@ def _refuse_go(module: MappedModule) -> None:
         raise TargetError(f"'{module.name}' is a Go program, whose functions have other calling conventions")
 
 
-def _extent(module: MappedModule, link_address: int) -> tuple[int, int]:
-    """Return start and end of the function at a link address, as addresses of the process."""
+def _ranges(module: MappedModule, link_address: int) -> tuple[tuple[int, int], ...]:
+    """Return the ranges of addresses of the process with the code of a function, cold parts included."""
     covering = module.module.symbols.covering(link_address)
     size = covering.size if covering is not None and covering.address == link_address else 0
-    if not size:
-        extent = module.elf.frames.extent(module.elf, link_address)
-        size = extent[1] - link_address if extent is not None else _JUMP_SIZE
-    return module.bias + link_address, module.bias + link_address + size
+    try:
+        ranges = function_exits(module.module, CallFrames(module.elf), link_address, size).ranges
+    except TargetError:  # it may be patched nevertheless
+        ranges = ((link_address, link_address + max(size, _JUMP_SIZE)),)
+    return tuple((module.bias + start, module.bias + end) for start, end in ranges)
 
 
 def _plan_jump(code: ModuleCode, address: int, name: str) -> Plan:
@@ -266,6 +279,7 @@ def insert_patch(
             began = time.monotonic()
             try:
                 with hold.stopped() as held:
+                    _check_program(planned, held, memory)
                     if memory is None:
                         _map(held, prepared)
                         memory = prepared
@@ -280,13 +294,36 @@ def insert_patch(
                 if bases == _BASES:
                     raise EngineError(f"'{planned.name}' was not patched: no place for it stays free") from error
                 continue
-            pause(_PAUSE)
+            pause(max(_PAUSE, _REST * (time.monotonic() - began)))
     except ProcessLookupError as error:
         raise EngineError(f"process {pid} ended before it was patched") from error
     except (InjectionError, ThreadGoneError) as error:
         raise EngineError(f"'{planned.name}' was not patched: {error}") from error
     finally:
         hold.release_rest(_PATIENCE)
+
+
+def _check_program(planned: PlannedPatch, held: HeldProcess, memory: _Memory | None) -> None:
+    """
+    Raise ``EngineError`` if the stopped process is not as it was planned, or ``memory`` is no longer that of the patch.
+
+    A process may execute another program, or the same one anew, between two stops.
+    """
+    if first_stack_of(planned.pid) != planned.stack:
+        raise EngineError(f"'{planned.name}' was not patched: process {planned.pid} executes another program now")
+    if memory is not None:
+        text = record_bytes(memory.record)
+        try:
+            is_there = held.space.read(memory.record.base, len(text)) == text
+        except OSError:
+            is_there = False
+        if not is_there:
+            raise EngineError(f"'{planned.name}' was not patched: the memory of the patch was unmapped")
+    if not held.running and (others := processes_in_memory_of(planned.pid)):
+        raise EngineError(
+            f"'{planned.name}' was not patched: process {others[0]} shares the memory of process {planned.pid}, and "
+            "only one of them can be stopped"
+        )
 
 
 def _prepare(planned: PlannedPatch) -> _Memory:
@@ -298,6 +335,8 @@ def _prepare(planned: PlannedPatch) -> _Memory:
     pid, found, plan = planned.pid, planned.object, planned.plan
     size = _OBJECT + found.size
     near = [each for each in mappings_of(pid) if each.path == planned.module.name]
+    if not near:
+        raise EngineError(f"process {pid} no longer maps '{planned.module.name}'")
     space = TrampolineSpace(mappings_of(pid), near[0].start, near[-1].end, growth=growth_of(pid))
     reach = plan.reaches[0]
     base = space.allocate(reach.first, reach.last - size, size)
@@ -307,7 +346,9 @@ def _prepare(planned: PlannedPatch) -> _Memory:
     assert copy is not None, "the memory is within reach of the module"
     known = {**planned.addresses, **dict.fromkeys(planned.originals, base + _COPY)}
     target = base + _OBJECT + found.function(planned.symbol)
-    written, original = jump(plan.start, target), plan.raw[:_JUMP_SIZE]
+    written = jump(plan.start, target)
+    # Bytes after the displaced instructions are no code: padding after a short function.
+    original = planned.module.elf.read(plan.start - planned.module.bias, _JUMP_SIZE)
     record = PatchRecord(
         base, size, plan.start, original, written, planned.name, planned.module.name, str(found.path.absolute()),
         planned.symbol,
@@ -323,7 +364,8 @@ def _prepare(planned: PlannedPatch) -> _Memory:
     )
     moves = tuple((at, to) for at in plan.boundaries[1:] if (to := copy.copy_of(at)) is not None)
     site = SitePatch(
-        ((0, 0, planned.begin),), plan.start, plan.raw, (0, b""), ((plan.start, written),), (original,), moves,
+        ((0, 0, planned.begin),), plan.start, plan.raw, (plan.start + len(plan.raw), original[len(plan.raw) :]),
+        ((plan.start, written),), (original,), moves,
         copy.boundaries, base + _COPY + len(copy.code), begin=base + _COPY,
     )  # fmt: skip
     return _Memory(record, bytes(image), pieces, site)
@@ -334,7 +376,7 @@ def _map(held: HeldProcess, memory: _Memory) -> None:
     Map the memory of a patch in a stopped process, and write it.
 
     Raise ``NotNowError`` if no thread can make a system call now, ``FileExistsError`` if the address is occupied, and
-    ``InjectionError`` if a call fails.
+    ``EngineError`` if a call fails.
     """
     if held.running:
         raise NotNowError(f"thread {held.running} does not stop")
@@ -345,7 +387,9 @@ def _map(held: HeldProcess, memory: _Memory) -> None:
     reason: InjectionError | None = None
     for thread in held.ready:
         try:
-            _map_by(thread, memory)
+            with injecting(thread) as call:
+                _map_at_base(call, memory)
+                _fill(thread, call, memory)
         except InjectionError as error:
             reason = error
             continue
@@ -353,30 +397,41 @@ def _map(held: HeldProcess, memory: _Memory) -> None:
     raise NotNowError(str(reason))
 
 
-def _map_by(thread: Thread, memory: _Memory) -> None:
+def _map_at_base(call: Call, memory: _Memory) -> None:
     base, size = memory.record.base, memory.record.size
-    flags = _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_FIXED_NOREPLACE
-    with injecting(thread) as call:
-        found = call(MMAP[8], base, size, _PROT_READ, flags, -1, 0)
-        if found == -errno.EEXIST:
-            raise FileExistsError
-        if found < 0:
-            raise InjectionError(f"mmap(2): {reason_of_number(-found)}")
-        if found != base:  # a kernel that treats the address as a hint
-            call(MUNMAP[8], found, size)
-            raise FileExistsError
-        if thread.space.write(base, memory.image) < size:
-            raise InjectionError(f"there is no memory for {size} bytes")
+    found = call(MMAP[8], base, size, _PROT_READ, _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_FIXED_NOREPLACE, -1, 0)
+    if found == -errno.EEXIST:
+        raise FileExistsError
+    if found < 0:
+        raise EngineError(f"the memory of the patch cannot be mapped: {reason_of_number(-found)}")
+    if found != base:  # a kernel that treats the address as a hint
+        call(MUNMAP[8], found, size)
+        raise FileExistsError
+
+
+def _fill(thread: Thread, call: Call, memory: _Memory) -> None:
+    """Write the mapped memory of a patch, and protect it; unmap it and raise ``EngineError`` if that fails."""
+    base, size = memory.record.base, memory.record.size
+    try:
+        problem = "" if thread.space.write(base, memory.image) == size else reason_of_number(errno.EFAULT)
         for offset, length, protection in memory.pieces:
-            if result := call(_MPROTECT, base + offset, length, protection):
-                raise InjectionError(f"mprotect(2): {reason_of_number(-result)}")
+            if not problem and (result := call(_MPROTECT, base + offset, length, protection)):
+                problem = reason_of_number(-result)
+    except OSError as error:
+        problem = reason_of(error)
+    except InjectionError as error:
+        problem = str(error)
+    if problem:
+        with contextlib.suppress(InjectionError):
+            call(MUNMAP[8], base, size)
+        raise EngineError(f"the memory of the patch cannot be written and protected: {problem}")
 
 
 def _write(planned: PlannedPatch, held: HeldProcess, memory: _Memory, *, is_idle: bool) -> None:
     """Write the jump of a patch whose memory is mapped; raise ``NotNowError`` if threads are in the way."""
     if held.running:
         raise NotNowError(f"thread {held.running} does not stop")
-    if is_idle and (inside := held.threads_in(planned.begin, planned.end)):
+    if is_idle and (inside := held.threads_in(planned.ranges)):
         raise NotNowError(f"a frame of the function may be on the stack of thread {', '.join(map(str, inside))}")
     places = ThreadPlaces(held.space, held.threads, [memory.site])
     if (why := places.obstacle(memory.site)) is not None:
@@ -398,13 +453,17 @@ def remove_patch(pid: int, record: PatchRecord) -> bool:
     until = time.monotonic() + _PATIENCE
     try:
         while True:
+            began = time.monotonic()
             with hold.stopped() as held:
                 if not held.running:
                     return _restore(held, record)
                 running = held.running
             if time.monotonic() > until:
-                raise EngineError(f"the patch of '{record.function}' was not removed: thread {running} does not stop")
-            time.sleep(_PAUSE)
+                raise EngineError(
+                    f"the patch of '{record.function}' was not removed: thread {running} does not stop",
+                    hint=f"try it later: dprobes patch --remove -p {pid} --allow-write",
+                )
+            time.sleep(max(_PAUSE, _REST * (time.monotonic() - began)))
     except ProcessLookupError:
         return False
     finally:
@@ -413,11 +472,11 @@ def remove_patch(pid: int, record: PatchRecord) -> bool:
 
 def _restore(held: HeldProcess, record: PatchRecord) -> bool:
     try:
-        found = os.pread(held.space.memory, _JUMP_SIZE, record.start)
+        found = held.space.read(record.start, _JUMP_SIZE)
         left = without_jump(found, record.jump, record.original)
         if left is None or left == found:
             return False
-        return os.pwrite(held.space.memory, left, record.start) == _JUMP_SIZE
+        return held.space.write(record.start, left) == _JUMP_SIZE
     except OSError:
         return False
 

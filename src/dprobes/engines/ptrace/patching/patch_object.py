@@ -180,7 +180,7 @@ class PatchObject:
         raise TargetError(f"'{self.path}' has no function '{name}'", hint=hint)
 
     def pieces(self) -> list[Piece]:
-        """Return the ranges of pages with the same protection, by ascending offset."""
+        """Return the pages of each segment with their protection, by ascending offset."""
         found = []
         for segment in sorted(self._segments):
             start, end = _pages_of(segment)

@@ -2,15 +2,17 @@
 Addresses of symbols in a running process, for an object that the dynamic linker does not load.
 
 Names are searched as a function of the patched module would use them: in this module with its static symbols, in the
-program with its static symbols, and in the tables of exported symbols of the libraries, in the order in which they
-depend on each other. The program comes before the module for exported names, because the program's copy of a variable
-(R_X86_64_COPY), or its own definition of a function, is what all libraries use.
+program with its static symbols, and in the tables of exported symbols of the libraries, in the order of the dynamic
+linker's list, in which preloaded libraries precede the others. The program comes before the module for exported names,
+because the program's copy of a variable (R_X86_64_COPY), or its own definition of a function, is what all libraries
+use.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -31,6 +33,8 @@ __all__ = ["MappedModule", "ProcessSymbols", "function_named", "mapped_modules"]
 
 _FILES_MAX = 4096
 _GLOB_DAT, _JUMP_SLOT, _IRELATIVE = 6, 7, 37
+_DT_DEBUG = 21
+_ENTRY, _LINK_MAP = struct.Struct("<QQ"), struct.Struct("<QQQQ")
 
 
 class MappedModule(NamedTuple):
@@ -57,18 +61,26 @@ class MappedModule(NamedTuple):
         return self.elf.is_executable_offset(self.elf.file_offset(address - self.bias) or -1)
 
 
-def mapped_modules(pid: int) -> list[MappedModule]:
+def mapped_modules(pid: int, read: Callable[[int, int], bytes]) -> list[MappedModule]:
     """
-    Return the ELF files of which a process has mapped code, the program first, then as they depend on each other.
+    Return the ELF files of which a process has mapped code, in the order of the dynamic linker's list.
 
-    Files that cannot be read are omitted. Raise ``TargetError`` if the process does not exist, or may not be inspected.
+    The program is the first one. Files that are not in the list follow at the end; files that cannot be read are
+    omitted. ``read`` reads the memory of the process. Raise ``TargetError`` if the process does not exist, or may not
+    be inspected.
     """
     first: dict[tuple[int, int], Mapping] = {}
     for mapping in mappings_of(pid):
         if mapping.is_file and mapping.executable and len(first) < _FILES_MAX:
             first.setdefault((mapping.device, mapping.inode), mapping)
     found = [made for mapping in first.values() if (made := _module_of(mapping, pid)) is not None]
-    return _by_dependence(found, pid)
+    try:
+        program = os.stat(f"/proc/{pid}/exe").st_ino
+    except OSError:
+        program = 0
+    found.sort(key=lambda each: each.inode != program)
+    listed = {bias: number for number, bias in enumerate(_listed_biases(found[0], read))} if found else {}
+    return [*found[:1], *sorted(found[1:], key=lambda each: listed.get(each.bias, len(listed)))]
 
 
 def _module_of(mapping: Mapping, pid: int) -> MappedModule | None:
@@ -85,21 +97,27 @@ def _module_of(mapping: Mapping, pid: int) -> MappedModule | None:
     return None
 
 
-def _by_dependence(modules: Sequence[MappedModule], pid: int) -> list[MappedModule]:
-    try:
-        program = os.stat(f"/proc/{pid}/exe").st_ino
-    except OSError:
-        program = 0
-    names = {each.elf.soname or os.path.basename(each.name): each for each in modules}
-    started = [each for each in modules if each.inode == program] or list(modules[:1])
-    order: dict[str, MappedModule] = {each.name: each for each in started}
-    waiting = list(started)
-    while waiting:
-        for needed in waiting.pop(0).elf.needed:
-            if (each := names.get(needed)) is not None and each.name not in order:
-                order[each.name] = each
-                waiting.append(each)
-    return [*order.values(), *(each for each in modules if each.name not in order)]
+# The list of the dynamic linker for debuggers (glibc's elf/link.h), in the program's dynamic section. 64-bit words:
+#
+#     dynamic section   tag | value   of DT_DEBUG: the address of r_debug
+#     r_debug           version | r_map | ...
+#     link_map          l_addr | l_name | l_ld | l_next | l_prev
+
+
+def _listed_biases(program: MappedModule, read: Callable[[int, int], bytes]) -> Iterator[int]:
+    """Iterate over the load biases (``l_addr``) in the dynamic linker's list; over none without a dynamic linker."""
+    place = program.elf.dynamic_range
+    if place is None:
+        return
+    with contextlib.suppress(OSError, struct.error):
+        entries = read(program.bias + place[0], place[1] & -_ENTRY.size)
+        debug = next((value for tag, value in _ENTRY.iter_unpack(entries) if tag == _DT_DEBUG), 0)
+        _, at = _ENTRY.unpack(read(debug, _ENTRY.size))
+        for _ in range(_FILES_MAX):
+            if not at:
+                return
+            bias, _, _, at = _LINK_MAP.unpack(read(at, _LINK_MAP.size))
+            yield bias
 
 
 class ProcessSymbols:

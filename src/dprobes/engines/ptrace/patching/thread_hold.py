@@ -24,7 +24,7 @@ from dprobes.platform.linux.procfs import process_field, thread_state, threads_o
 from dprobes.platform.linux.ptrace_calls import Register, StopKind, classify_stop
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 __all__ = ["HeldProcess", "ThreadHold", "refused"]
 
@@ -44,7 +44,7 @@ def refused(pid: int) -> EngineError:
 
 class HeldProcess:
     """
-    A process all of whose threads are stopped, with its address space.
+    A process during a stop of its threads, with its address space.
 
     ``ready`` are those of its ``threads`` that stopped for no other reason than the request. ``running`` is the id of a
     thread that could not be stopped; 0: all are stopped.
@@ -56,13 +56,13 @@ class HeldProcess:
         self.ready = ready
         self.running = running
 
-    def threads_in(self, begin: int, end: int) -> list[int]:
+    def threads_in(self, ranges: Sequence[tuple[int, int]]) -> list[int]:
         """
-        Return the ids of the threads that are in the code from ``begin`` to ``end`` (excluded), or may return into it.
+        Return the ids of the threads that are in code, ``ranges`` of addresses (end excluded), or may return into it.
 
         Any word on a thread's stack may be a return address. A thread counts if its stack cannot be searched.
         """
-        return [thread.tid for thread in self.threads if self._is_in(thread, begin, end)]
+        return [each.tid for each in self.threads if any(self._is_in(each, begin, end) for begin, end in ranges)]
 
     def _is_in(self, thread: Thread, begin: int, end: int) -> bool:
         registers = ptrace_calls.Registers()
@@ -91,7 +91,12 @@ class ThreadHold:
         with contextlib.closing(self._open()) as space:
             try:
                 self._stop(space)
+                for tid, status in self._stopper.deferred.items():
+                    if tid in self._threads and classify_stop(status)[0] is StopKind.EXITED:
+                        self._threads[tid].state = ThreadState.ENDED
                 threads = [thread for thread in self._threads.values() if thread.state is not ThreadState.ENDED]
+                if not threads:
+                    raise ProcessLookupError(errno.ESRCH, f"process {self._pid} has ended")
                 ready = [thread for thread in threads if thread.state is ThreadState.STOPPED]
                 running = next((t.tid for t in threads if t not in ready and t.tid not in self._stopper.deferred), 0)
                 yield HeldProcess(space, threads, ready, running)

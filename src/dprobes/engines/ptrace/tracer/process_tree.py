@@ -24,6 +24,7 @@ from dprobes.engines.ptrace.tracer.tracer_state import Thread, ThreadState
 from dprobes.engines.ptrace.tracer_messages import Attached, Failed, Forked, Placed, Raised, Removed, Watched
 from dprobes.errors import reason_of, system_error
 from dprobes.platform.linux import process_calls, ptrace_calls
+from dprobes.platform.linux.process_calls import processes_in_memory_of
 from dprobes.platform.linux.procfs import (
     children_of,
     identity_of,
@@ -366,7 +367,7 @@ class Seizer:
         """
         held: list[Thread] = []
         first = self._threads.of_process(pid)[0]
-        while others := [other for other in _sharing_with(first.tid) if not self._is_known(other)]:
+        while others := [other for other in processes_in_memory_of(first.tid) if not self._is_known(other)]:
             for other in others:
                 try:
                     held += self._seize(other, first.space)
@@ -431,18 +432,6 @@ class Seizer:
 
 def _is_traced_by_us(tid: int) -> bool:
     return process_field(tid, "TracerPid") == str(os.getpid())
-
-
-def _sharing_with(tid: int) -> list[int]:
-    """Return the other processes that run in the memory of a thread, as far as the kernel provides that information."""
-    mine = process_of(tid)
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdecimal() and (pid := int(name)) != mine:
-            same = process_calls.same_memory(tid, pid)
-            if same or (same is False and process_calls.same_memory(tid, living_thread(pid))):
-                found.append(pid)
-    return found
 
 
 def _word_size_of(tid: int) -> Literal[4, 8]:

@@ -35,9 +35,10 @@ class ProtectedPages:
         self._object = faults
         self.before_change: Callable[[], None] = _do_nothing
         """
-        Called before a message about changed memory is read, which lets the thread go on that has changed it.
+        Function that is called before a message about changed memory is read.
 
-        The threads must be asked to stop, so that none writes before ``renew``.
+        Reading it lets the thread continue that has changed the memory. The function asks all threads to stop, so that
+        none writes before ``renew``.
         """
         self.protected: set[int] = set()
         """Addresses of the pages."""

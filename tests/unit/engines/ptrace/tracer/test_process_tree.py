@@ -28,7 +28,7 @@ def test_a_child_that_nobody_has_told_of_yet_is_not_waited_for(monkeypatch: pyte
                 assert len(looks) < 3, "it is looked for again and again"
                 return [child.pid]
 
-            monkeypatch.setattr(process_tree, "_sharing_with", sharing)
+            monkeypatch.setattr(process_tree, "processes_in_memory_of", sharing)
             threads = ThreadTable()
             threads.enter(1, 1, AddressSpace.closed(8))
             assert Seizer(threads, no_stopper).seize_sharing(1) == []
