@@ -34,7 +34,7 @@ def test_begin_comes_before_the_command_and_end_behind_it(engine: str) -> None:
     text = """
     static long limit, table[4]; global long shared;
     long square(long x) { return x * x; }
-    begin { limit = square(3); shared = 40; table[2] = 5; @start = 7; @n[comm] = count(); printf("begin %s", comm); }
+    begin { limit = square(3); shared = 40; table[2] = 5; @start = 7; @n[comm] = count(); printf("begin\t%-9s.", comm); }
     libc.so.6:abs(int x) {
         shared++; table[x]++; @n[comm] = count();
         if (x == 2) printf("limit=%d start=%d table=%d", limit, @start, table[2]);
@@ -42,7 +42,7 @@ def test_begin_comes_before_the_command_and_end_behind_it(engine: str) -> None:
     end { printf("shared=%d table=%d,%d", shared, table[0], table[2]); }
     """
     lines = run(text, engine).stdout.splitlines()
-    assert lines[0] == "begin dprobes"
+    assert lines[0] == "begin\tdprobes  ."
     assert lines[1].endswith("limit=9 start=7 table=6")
     assert lines[2] == "shared=44 table=1,6"
     # What begin has put into tables is there with what handlers have.

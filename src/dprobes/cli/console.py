@@ -107,8 +107,8 @@ def print_line(line: str = "") -> None:
 
 
 def print_lines(lines: Iterable[str]) -> None:
-    """Print lines with one write to standard output."""
-    _write_result("\n".join(map(escaped, lines)))
+    """Print lines with one write to standard output; tabs are printed as they are."""
+    _write_result("\n".join(escaped(line, "\t") for line in lines))
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> None:

@@ -183,7 +183,7 @@ def _read_file(reader: Reader, lines_left: int) -> _File:
 #         u8 whether there is a range; if so, low, high and step as wide numbers
 #         u32 number of keys; for each of them: kind (string), u32 size
 
-_NAME = re.compile(r"[a-z_][a-z0-9_]*", re.ASCII)
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _TABLE_SIZE, _KEY_SIZE = 25, 8
 
 WordT = TypeVar("WordT", bound=enum.Enum)

@@ -64,7 +64,7 @@ __all__ = ["HeaderValue", "find_keyword", "is_keyword", "parse_table", "parse_va
 if TYPE_CHECKING:
     Words = Sequence[WordToken]
 
-_NAME = re.compile(r"[a-z_][a-z0-9_]*", re.ASCII)
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _SIGNED_MAX = (1 << 63) - 1
 _FORM = "write 'table = NAME, KIND, KEY, ...'"
 
@@ -74,7 +74,7 @@ def parse_table(tokens: Words) -> Table:
     parts = _split(tokens)
     if len(parts) < 2:
         raise StatementError("'table =' needs a name and a kind", tokens, _FORM)
-    name = _word(parts[0], "the name of a table")
+    name = _name(parts[0], "the name of a table")
     if not _NAME.fullmatch(name):
         raise StatementError(f"'{name}' cannot be the name of a table", parts[0], "a name has letters, digits and '_'")
     kind, of_range = _kind(parts[1])
@@ -117,10 +117,14 @@ def _split(tokens: Words) -> list[Words]:
 
 
 def _word(part: Words, what: str) -> str:
+    return _name(part, what).lower()
+
+
+def _name(part: Words, what: str) -> str:
     if len(part) != 1 or part[0].kind is not TokenKind.NAME:
         written = " ".join(token.text for token in part)
         raise StatementError(f"expected {what}, found '{written[:40]}'", part)
-    return part[0].word
+    return part[0].text
 
 
 def _kind(part: Words) -> tuple[TableKind, Range | None]:

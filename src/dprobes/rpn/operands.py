@@ -311,7 +311,8 @@ def _operand(kind: OperandKind, tokens: Sequence[WordToken]) -> Operand:
                 raise StatementError(f"expected {_NAMED[kind]}", tokens)
             if kind.width < 0 and len(tokens[0].text) > instruction_set.NAME_MAX:
                 raise StatementError(f"{_NAMED[kind]} has at most {instruction_set.NAME_MAX} characters", tokens)
-            return tokens[0].text if kind is OperandKind.FIELD else tokens[0].word
+            has_case = kind in (OperandKind.FIELD, OperandKind.TABLE)
+            return tokens[0].text if has_case else tokens[0].word
         case OperandKind.TEXT:
             return _text(tokens)
         case OperandKind.COUNTER:

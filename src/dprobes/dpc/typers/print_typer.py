@@ -172,10 +172,12 @@ class PrintTyper:
         if conversion.letter == "e" and not self._values.may_return_errors:
             conversion = conversion._replace(layout=f"#{conversion.layout}")  # -1 from a library means: see errno
         item = self._printed(expression, conversion)
+        if (ignored := _without_effect(conversion.layout, item.type)) is not None:
+            raise self._values.wrong(expression.span, f"'{expression.span.text}' is printed without a {ignored}")
         is_string = conversion.letter in "sv"
         is_logged = False
         if isinstance(item, typed_values.CommName):
-            holder = "%{name}" if is_string else None
+            holder = f"%{conversion.layout}{{name}}" if is_string else None
         elif isinstance(item, typed_values.Literal) and not self._is_tool:
             holder = _laid_out(item.text, conversion) if is_string else None
         elif _is_place(expression) and is_string:
@@ -316,6 +318,17 @@ def _as_people_take_it(conversion: Conversion, expression: syntax_tree.Expressio
         ) if conversion.letter == "v":
             return conversion._replace(letter="T")
     return conversion
+
+
+def _without_effect(layout: str, type_: CType) -> str | None:
+    """Return the part of a conversion's layout that templates cannot apply to values of a type, None if there is none."""
+    width, point, _ = layout.partition(".")
+    match type_:
+        case Stack() if width:
+            return "width: its frames have lines of their own"
+        case Stack() | Network() if point:
+            return "precision"
+    return None
 
 
 def _laid_out(text: str, conversion: Conversion) -> str:

@@ -6,7 +6,7 @@ Lines of templates: the parser of the strings in ``fmt`` statements.
     %[field][*][flags][width][.precision][b|w|d|q|n]c      c = d u x X o c s p a e v T, with * also h k
     %[field][*][-][width][b|w|d|q|n]E{NAME=number,...}     U instead of E for unsigned numbers
     %[field]*[-][width].precision~s   a string with a mark where it is truncated
-    %[field]r     %[field]*r     %+N     %[-][width]{item}     %%
+    %[field]r     %[field]*r     %+N     %[-][width][.precision]{item}     %%
     field = (NAME) | (NAME[])     flags = C's, of - 0 + # and a blank; '%+' and a digit is the skip
 
 A letter ``d`` is a size if one of ``d u x X o c s p a h v``, ``E{`` or ``U{`` follows at once, and the conversion
@@ -228,12 +228,12 @@ def _after_field(reader: _Reader, start: int) -> Part:
     is_item = reader.takes("*")
     width_at = reader.position
     width = _width(reader, start)
+    precision_at = reader.position
+    precision = _precision(reader, start)
     if reader.peek() == "{":
         if is_item:
             raise _WrongError(reader.since(start), "'*' is for data; a header item takes none")
-        return _header_value(reader, start, width)
-    precision_at = reader.position
-    precision = _precision(reader, start)
+        return _header_value(reader, start, width, precision)
     if precision is not None and reader.peek() not in ("s", "~", "h") and precision > PRECISION_MAX:
         message = f"expected a precision of at most {PRECISION_MAX}, found {precision}"
         raise _WrongError(reader.span(precision_at, reader.position), message)
@@ -466,7 +466,7 @@ def _size(reader: _Reader, *, is_item: bool) -> tuple[int | None, bool]:
     return _SIZES[letter], True
 
 
-def _header_value(reader: _Reader, start: int, width: Width) -> HeaderValue:
+def _header_value(reader: _Reader, start: int, width: Width, precision: int | None) -> HeaderValue:
     reader.take()
     at = reader.position
     name = ""
@@ -481,7 +481,9 @@ def _header_value(reader: _Reader, start: int, width: Width) -> HeaderValue:
         raise _WrongError(span, f"there is no header item '{name}'", hint)
     if flag := _flag_of_numbers(width):
         raise _WrongError(reader.since(start), f"flag '{flag}' is for numbers")
-    return HeaderValue(name, width)
+    if precision is not None and name != "name":
+        raise _WrongError(reader.since(start), "a precision is for data and for the process name", "'%.4{name}'")
+    return HeaderValue(name, width, precision)
 
 
 def _unknown(reader: _Reader, start: int) -> _WrongError:

@@ -194,10 +194,15 @@ class Placeholder:
 
 @dataclass(frozen=True, slots=True)
 class HeaderValue:
-    """A placeholder for an item of the record's header; ``name`` is a key of ``HEADER_ITEMS``."""
+    """
+    A placeholder for an item of the record's header; ``name`` is a key of ``HEADER_ITEMS``.
+
+    ``precision`` is the maximum number of characters of a process name that are printed.
+    """
 
     name: str
     width: Width = Width()
+    precision: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

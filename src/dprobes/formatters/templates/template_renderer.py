@@ -125,8 +125,8 @@ def _in_line(part: Part, following: Iterator[Taken], names: _Names, wall_offset:
             return escaped(literal, "\n\t")
         case Placeholder():
             return _value(part, next(following), names)
-        case HeaderValue(name, width):
-            return _padded(_header_item(name, names.record, wall_offset), width)
+        case HeaderValue(name, width, precision):
+            return _padded(_header_item(name, names.record, wall_offset, precision), width)
         case Skip():
             return _remarks(next(following))
     assert_never(part)
@@ -158,7 +158,7 @@ def _inlined(name: CodeName | None) -> list[str]:
     return [] if name is None else [escaped(each) for each in name.inlined_texts]
 
 
-def _header_item(name: str, record: LogRecord, wall_offset: int) -> str:
+def _header_item(name: str, record: LogRecord, wall_offset: int, precision: int | None) -> str:
     value = getattr(record, HEADER_ITEMS[name])
     if value is None:
         return f"<no {name}>"
@@ -167,7 +167,7 @@ def _header_item(name: str, record: LogRecord, wall_offset: int) -> str:
         return f"{seconds}.{nanoseconds // 1000:06}"
     if name in _HEXADECIMAL_ITEMS:
         return f"{value:#x}"
-    return escaped(str(value))
+    return escaped(str(value)[:precision])
 
 
 def _value(part: Placeholder, taken: Taken, names: _Names) -> str:

@@ -8,6 +8,7 @@ import pytest
 
 from dprobes.diagnostics import Diagnostics
 from dprobes.dpc.compiler import compile_source
+from dprobes.errors import SourceError
 from dprobes.rpn.compilation_passes import CompileOptions
 from dprobes.rpn.keyed_tables import KeyKind
 from dprobes.source_text import SourceFile
@@ -75,6 +76,9 @@ def test_a_field_has_the_name_of_an_expression(expression: str, name: str) -> No
         ("%s", "sym(pc)", "%(pc)na"),
         ("%v", "sym(arg0)", "%(arg0)*na"),
         ("%s", "comm", "%{name}"),
+        ("%-16s", "comm", "%-16{name}"),
+        ("%16.4s", "comm", "%16.4{name}"),
+        ("%-20s", "func", "%(func)*-20na"),
         ("%d", "req->total", "%(total)*nd"),
         ("%d", "req->values", "%(values[])*dd"),
         ("%4x", "req->values", "%(values[])*4dx"),
@@ -90,6 +94,21 @@ def test_a_field_has_the_name_of_an_expression(expression: str, name: str) -> No
 )
 def test_what_reads_memory_is_a_number_and_an_array_is_a_list(conversion: str, expression: str, template: str) -> None:
     assert templates_of(f'printf("%?", {expression});', conversion) == [template]
+
+
+@pytest.mark.parametrize(
+    ("conversion", "expression", "message"),
+    [
+        ("%-20k", "ustack()", "'ustack()' is printed without a width: its frames have lines of their own"),
+        ("%.2k", "ustack()", "'ustack()' is printed without a precision"),
+        ("%20.3s", "ntop(7)", "'ntop(7)' is printed without a precision"),
+    ],
+)
+def test_a_width_without_effect_is_an_error(conversion: str, expression: str, message: str) -> None:
+    text = f'module "m"; f {{ printf("{conversion}", {expression}); }}'
+    with pytest.raises(SourceError) as caught:
+        compile_source(SourceFile("a.dpc", text), Diagnostics(), CompileOptions())
+    assert [each.message for each in caught.value.diagnostics] == [message]
 
 
 def test_names_are_not_endless() -> None:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         ("%.4096d", 9, 5, "expected a precision of at most 4095, found 4096", None),
         ("%*81d", 8, 5, "expected a width and precision of at most 80 for elements, found 81", None),
         ("%.99999s", 9, 6, "expected a precision of at most 65535, found 99999", None),
+        ("%.4{pid}", 8, 8, "a precision is for data and for the process name", "'%.4{name}'"),
         ("%.d", 8, 2, "'.' needs a precision", "'%.8x', '%.16s'"),
         ("%.4c", 9, 2, "conversion 'c' takes no precision", None),
         ("%.4p", 9, 2, "conversion 'p' takes no precision", None),
