@@ -77,7 +77,7 @@ SYNTAX = """\
 ## Syntax
 
 * A statement ends with its line or with `;`. `//` and `/* */` are comments.
-* Module names, file names and symbols are case-sensitive; everything else is not.
+* Names of modules, files, symbols and tables are case-sensitive; everything else is not.
 * The C preprocessor runs first: `#include`, `#define`, `#if`.
 * A value is a number (`16`, `0x10`, `020`, `'a'`), a symbol of the module, or an expression (`main + 4`, `(1 << 3) | 1`).
   The value of a symbol is its run-time address in the process of the hit.
