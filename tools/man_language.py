@@ -25,9 +25,10 @@ DESCRIPTION = """
 A probe program has a file header, which names the module to probe, and *probe definitions*. A probe definition has a
 probepoint header, which locates the probepoint, and the instructions of its probe handler.
 
-Module names, file names and symbols are case-sensitive; everything else is not. A statement ends with its line or with
-`;`. `//` and `/* */` are comments. The C preprocessor runs first: `#include`, `#define`, `#if`. A label, `name:`,
-before an instruction is a target for jumps. `proc name` and `endproc` enclose a procedure, for `call`.
+Names of modules, files, symbols and tables are case-sensitive; everything else is not. A statement ends with its line
+or with `;`. `//` and `/* */` are comments. The C preprocessor runs first: `#include`, `#define`, `#if`.
+A label, `name:`, before an instruction is a target for jumps. `proc name` and `endproc`
+enclose a procedure, for `call`.
 
 Values are numbers (`16`, `0x10`, `020`, `'a'`), symbols of the module, and expressions of these (`main + 4`). The value
 of a symbol is its run-time address in the process of the hit. A word is the module's machine word, 4 or 8 bytes.

@@ -34,7 +34,8 @@ def test_begin_comes_before_the_command_and_end_behind_it(engine: str) -> None:
     text = """
     static long limit, table[4]; global long shared;
     long square(long x) { return x * x; }
-    begin { limit = square(3); shared = 40; table[2] = 5; @start = 7; @n[comm] = count(); printf("begin\t%-9s.", comm); }
+    begin { limit = square(3); shared = 40; table[2] = 5; @start = 7; @n[comm] = count();
+        printf("begin\t%-9s.", comm); }
     libc.so.6:abs(int x) {
         shared++; table[x]++; @n[comm] = count();
         if (x == 2) printf("limit=%d start=%d table=%d", limit, @start, table[2]);

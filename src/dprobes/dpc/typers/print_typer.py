@@ -321,7 +321,7 @@ def _as_people_take_it(conversion: Conversion, expression: syntax_tree.Expressio
 
 
 def _without_effect(layout: str, type_: CType) -> str | None:
-    """Return the part of a conversion's layout that templates cannot apply to values of a type, None if there is none."""
+    """Return the part of a layout that templates cannot apply to values of a type; None if there is none."""
     width, point, _ = layout.partition(".")
     match type_:
         case Stack() if width:
