@@ -1,1 +1,1 @@
-"""Platform of the engines: interfaces of Linux, machine code, core dumps, and other users' files."""
+"""Interfaces of Linux, machine code, core files and files of other users, as engines need them."""

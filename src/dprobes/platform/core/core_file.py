@@ -1,12 +1,13 @@
 """
-Layout of core files in the format of the kernel, from data that ``core_writer`` collects.
+Layout of core files, as the kernel writes them.
 
-This module accesses no process and makes no system call. A file has these parts; memory starts at page boundaries::
+``core_writer`` collects the data. This module accesses no process and makes no system call. A file has these parts;
+memory starts at page boundaries::
 
     ELF header | program headers | (section header) | notes: process, threads, files | memory of each segment
 
 Sources: elf(5), core(5); ``include/uapi/linux/elfcore.h``, ``fs/binfmt_elf.c`` and ``fs/coredump.c`` of the kernel. The
-differences between processors are in ``PROCESSORS``.
+table ``PROCESSORS`` has the differences between processors.
 """
 
 from __future__ import annotations
@@ -77,11 +78,12 @@ def owner_of(kind: NoteType) -> bytes:
 
 class RegisterField(NamedTuple):
     """
-    Register of ``size`` bytes, by its possible names; padding has none.
+    Register in a note of a core file: its size in bytes and its possible names. Padding has no name.
 
-    ``is_abridged`` marks a tag word of the x87 with one bit for each register instead of two (FXSAVE).
+    The names are those of GDB's target descriptions (GDB manual, appendix G.5); a stub knows the register by one of
+    them. If ``is_abridged`` is True, the register is the x87's tag word in the form of FXSAVE, with one bit for each
+    register instead of two.
 
-    Registers have the names of GDB's descriptions (GDB manual, appendix G.5), of which a stub may have one of several.
     Sources: ``elf_gregset_t`` and ``elf_fpregset_t`` in ``arch/*/include/uapi/asm`` of the kernel (ptrace.h, elf.h),
     ``e_machine`` in ``include/uapi/linux/elf-em.h``.
     """
@@ -94,10 +96,10 @@ class RegisterField(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class CoreProcessor:
     """
-    Layout of core files of a processor.
+    Layout of the core files of one processor.
 
-    ``number`` is ``e_machine``; ``id_size`` the size of a user id in bytes. ``general`` are the registers of
-    NT_PRSTATUS, ``more`` those of other notes, by their types.
+    ``number`` is the value of ``e_machine``, and ``id_size`` the size of a user id in bytes. ``general`` lists the
+    registers of NT_PRSTATUS. ``more`` lists those of other notes, with the types of the notes.
     """
 
     number: int
@@ -127,9 +129,9 @@ def image_of(
     fields: Sequence[RegisterField], order: Literal["little", "big"], read: Callable[[str], int | None]
 ) -> bytes:
     """
-    Return the registers ``fields`` in the format of a core file's note, in a byte order.
+    Return the registers ``fields`` as the contents of a note in a core file.
 
-    ``read`` returns a register by name; a register for which it returns None becomes 0.
+    ``read`` returns the value of a register by name. A register for which it returns None becomes 0.
     """
     image = bytearray()
     for place in fields:
@@ -247,9 +249,10 @@ class Note:
 @dataclass(frozen=True, slots=True)
 class CoreThread:
     """
-    State of a thread for a core file; ``registers`` is an ``elf_gregset_t``, ``more`` the other register sets' notes.
+    State of a thread in a core file.
 
-    ``pending`` and ``blocked`` are signal sets, bit n - 1 for signal n.
+    ``registers`` is an ``elf_gregset_t``; ``more`` has the notes with the other register sets. ``pending`` and
+    ``blocked`` are signal sets, in which bit n - 1 is signal n.
     """
 
     tid: int
@@ -286,7 +289,7 @@ class CoreProcess:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Mapping from ``start`` to ``end`` (excluded); the core file has its first ``size`` bytes."""
+    """Mapping from ``start`` to ``end`` (excluded), of which the core file contains the first ``size`` bytes."""
 
     start: int
     end: int
@@ -351,7 +354,11 @@ def parse_smaps(text: str) -> Iterator[Area]:
 
 
 def extent(area: Area, wanted: int) -> Extent:
-    """Return the part of a mapping that the kernel would write; ``wanted`` is the bit mask ``coredump_filter``."""
+    """
+    Return the part of a mapping that the kernel would dump.
+
+    ``wanted`` is the bit mask of ``/proc/PID/coredump_filter`` (core(5)).
+    """
     flags, mapping = area.flags, area.mapping
     shared = "sh" in flags
     if mapping.path == "[vdso]":

@@ -1,8 +1,8 @@
 """
-Collection of a process's data for its core dump from ``/proc``: ids, threads, and the memory to be written.
+Collection of the data for a process's core file from ``/proc``: ids, threads, and the memory to be written.
 
-The files may be those of this machine, or of another one: ``read`` returns the contents of the file at a path, and
-raises OSError if the file does not exist.
+The process may run on this machine or on another one: all files are read through ``read``, which returns the contents
+of the file at a path, and raises OSError if the file does not exist.
 """
 
 from __future__ import annotations
@@ -73,7 +73,11 @@ class CoreMemory(Protocol):
 
 
 class CorePart(NamedTuple):
-    """Mapping in a core file; ``may_be_empty`` is True if pages that the process never touched can only be zeros."""
+    """
+    Mapping in a core file.
+
+    If ``may_be_empty`` is True, a page that the process has never touched contains only zeros, and need not be read.
+    """
 
     segment: Segment
     may_be_empty: bool
@@ -81,7 +85,7 @@ class CorePart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CoreContents:
-    """Contents of a core file; debuggers select the first one of ``threads``."""
+    """Contents of a core file. A debugger selects the first thread."""
 
     process: CoreProcess
     threads: Sequence[CoreThread]
@@ -91,9 +95,9 @@ class CoreContents:
 
 def write_contents(contents: CoreContents, memory: CoreMemory, output: int) -> int:
     """
-    Write a core file to the descriptor ``output`` of an empty file; return the size in bytes.
+    Write a core file to the empty file with the descriptor ``output``, and return its size in bytes.
 
-    Raise OSError if writing fails.
+    Raise OSError if a write fails.
     """
     process = contents.process
     note_bytes = notes(process, contents.threads, contents.files)
@@ -162,7 +166,7 @@ _PRESENT_OR_SWAPPED = 3 << 62  # Documentation/admin-guide/mm/pagemap.rst
 
 @dataclass(frozen=True, slots=True)
 class HeldThread:
-    """State of a stopped thread for a core dump; ``registers`` is empty if the thread could not be stopped."""
+    """State of a stopped thread for a core file. ``registers`` is empty if the thread could not be stopped."""
 
     tid: int
     registers: bytes
@@ -172,9 +176,10 @@ class HeldThread:
 @dataclass(frozen=True, slots=True)
 class CoreRequest:
     """
-    Request for a core dump of a process whose threads are all stopped; the first one of ``threads`` had the hit.
+    Request for a core file of a process whose threads are all stopped.
 
-    ``left_out`` is memory that dprobes mapped, (start, end) each.
+    The first one of ``threads`` had the hit. ``left_out`` has the ranges (start, end) of memory that dprobes mapped
+    into the process; the core file omits them.
     """
 
     pid: int
@@ -186,9 +191,9 @@ class CoreRequest:
 
 def contents_of(request: CoreRequest, read: Reader, memory: CoreMemory) -> CoreContents:
     """
-    Return the contents of the core file for a request; raise OSError if the process has ended.
+    Return the contents of the requested core file; raise OSError if the process has ended.
 
-    ``read`` returns the bytes of a file in ``/proc``.
+    ``read`` returns the contents of the file in ``/proc`` with a given path.
     """
     tid = request.threads[0].tid
     areas = list(parse_smaps(os.fsdecode(read(f"/proc/{tid}/smaps"))))
@@ -204,9 +209,10 @@ def contents_of(request: CoreRequest, read: Reader, memory: CoreMemory) -> CoreC
 
 def page_exists(entries: bytes, count: int, order: str = "=") -> bool:
     """
-    Return True if one of ``count`` pages is present or swapped, by their ``/proc/PID/pagemap`` entries (proc(5)).
+    Return True if one of ``count`` pages is in memory or swapped out, or may be.
 
-    Return True also if ``entries`` is too short; ``order`` is the byte order in formats of ``struct``.
+    ``entries`` has their ``/proc/PID/pagemap`` entries (proc(5)); if it is too short, a page may exist. ``order`` is
+    the byte order, as a character of ``struct``.
     """
     if len(entries) < 8 * count:
         return True  # the kernel does not show it
@@ -272,7 +278,11 @@ def _process(request: CoreRequest, read: Reader) -> CoreProcess:
 
 
 def _auxiliary_vector(word_size: int, data: bytes) -> bytes:
-    """Return the auxiliary vector up to and including AT_NULL; the kernel returns more for an i386 process."""
+    """
+    Return the auxiliary vector up to and including AT_NULL.
+
+    For an i386 process, the kernel returns bytes after that.
+    """
     for position in range(0, len(data), 2 * word_size):
         if not any(data[position : position + word_size]):
             return data[: position + 2 * word_size]
@@ -280,7 +290,7 @@ def _auxiliary_vector(word_size: int, data: bytes) -> bytes:
 
 
 def _threads(request: CoreRequest, read: Reader) -> Iterator[CoreThread]:
-    """Iterate over the threads of a core dump with their register sets; those that have ended since are omitted."""
+    """Iterate over the threads of a core file with their register sets, except threads that have ended."""
     for state in request.threads:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             yield _thread(request, state, read)
@@ -333,10 +343,10 @@ def _registers_of_sleeper(processor: CoreProcessor, path: str, read: Reader) -> 
 
 def write_core(request: CoreRequest, descriptor: int, hidden: AbstractMapping[int, int], output: int) -> int:
     """
-    Write the core file to the descriptor ``output`` of an empty file; return the size in bytes.
+    Write a core file to the empty file with the descriptor ``output``, and return its size in bytes.
 
-    ``descriptor`` is ``/proc/PID/mem``; ``hidden`` has the original bytes at breakpoints, by address. Raise OSError if
-    writing fails.
+    ``descriptor`` is an open ``/proc/PID/mem``. ``hidden`` has the original bytes at breakpoints, by address. Raise
+    OSError if a write fails.
     """
     with _LocalMemory(request.threads[0].tid, descriptor, hidden) as memory:
         return write_contents(contents_of(request, _bytes, memory), memory, output)
@@ -374,7 +384,11 @@ class _LocalMemory:
             return True
 
     def read(self, address: int, size: int) -> bytes:
-        """Return memory with the original code at breakpoints; empty if it cannot be read."""
+        """
+        Return memory, with the original code instead of breakpoints.
+
+        Return no bytes if the memory cannot be read.
+        """
         try:
             data = os.pread(self._descriptor, size, address)
         except (OSError, OverflowError):
@@ -416,7 +430,11 @@ POINTER: dict[int, tuple[int, str]] = {8: (16 * 8, "=Q"), 4: (12 * 4, "=I")}
 
 
 def create_core_file(path: str) -> tuple[str, int]:
-    """Create a new file, ``path``, or ``path.N`` if that exists; return its name and descriptor, or raise OSError."""
+    """
+    Create a file and return its name and descriptor; raise OSError if that fails.
+
+    The name is ``path``, or ``path.N`` if that exists.
+    """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     name = path
     for number in range(1, _ATTEMPTS):

@@ -1,7 +1,7 @@
 """
-Files of other users, read by a separate process with limits of memory and time.
+Examination of other users' files by a separate process with limits of memory and time.
 
-Files that only root and the user can write are read directly. All other files that a process maps are read by a child
-process, one for each file. Its reply is JSON, which is checked and becomes an ``OutlinedModule``. Such a module has
-only the data that the probe program needs; planning treats it like any other module.
+dprobes itself reads only files that nobody but root and its own user can write. A child process reads each other file
+that a process maps. Its reply is JSON, which is checked and becomes an ``OutlinedModule``. This module has only the
+data that the probe program needs; planning treats it like any other module.
 """

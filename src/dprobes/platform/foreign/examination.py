@@ -1,9 +1,9 @@
 """
 Process that reads foreign files: ``python -m dprobes.platform.foreign.examination DESCRIPTOR``.
 
-It receives questions from the socket ``DESCRIPTOR``, each with an open file, and forks a child for each. A malicious
-file can only exhaust the limits of the child, which is then killed. An answer is JSON in a memfd
-(``foreign_outlines``).
+It receives questions, each with an open file, from the socket ``DESCRIPTOR``. It forks a child for each question. A
+malicious file can only exhaust the limits of the child, which is then killed. The child writes its answer as JSON to a
+memfd (``foreign_outlines``).
 """
 
 from __future__ import annotations
@@ -51,11 +51,15 @@ The descriptor of the file is attached (SCM_RIGHTS).
 """
 
 _IDLE_TIME = 30.0
-"""Seconds without a question after which the process exits; the client starts another one for its next question."""
+"""Seconds without a question after which the process exits. The client starts a new process for its next question."""
 
 
 class Outcome(enum.Enum):
-    """Result of examining a file, sent to the client as one byte; an ANSWER has the descriptor of a memfd attached."""
+    """
+    Result of an examination, sent to the client as one byte.
+
+    With ANSWER, the message carries the descriptor of a memfd.
+    """
 
     ANSWER = b"a"
     NO_TIME = b"t"
@@ -138,9 +142,9 @@ _NO_MEMORY = 2
 
 def _work(descriptor: int, payload: bytes, output: int) -> int:
     """
-    Set the limits, examine the file ``descriptor``, and write the answer to ``output``.
+    Set the limits, examine an open file, and write the answer to the descriptor ``output``.
 
-    Return the exit status of the child, 0 on success; raise nothing.
+    Return the exit status of the child, which is 0 on success. Raise no exception.
     """
     try:
         question, limits = pickle.loads(payload)  # from the process that has started us  # noqa: S301

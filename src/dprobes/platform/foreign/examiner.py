@@ -1,8 +1,8 @@
 """
-Client of the process that reads foreign files, with limits of memory and time; see ``examination``.
+Client of the process that reads foreign files within limits of memory and time (``examination``).
 
-Threads may ask concurrently; one file is read at a time. The process is started for the first question, and exits after
-30 seconds without questions.
+Several threads may call it; files are examined one after the other. The process is started for the first question, and
+exits after 30 seconds without questions.
 """
 
 from __future__ import annotations
@@ -41,7 +41,11 @@ _HINT = "if you trust the file, make root its owner and only writer"
 
 
 class Examiner:
-    """Client of a process that examines other users' files, each within ``limits``; any thread may call ``examine``."""
+    """
+    Client of the process that examines other users' files, each within the same limits.
+
+    It may be used by several threads.
+    """
 
     def __init__(self, limits: Limits | None = None) -> None:
         self._limits = limits or Limits()
@@ -53,10 +57,11 @@ class Examiner:
         self, question: Question, descriptor: int, is_wanted: Callable[[], bool] = lambda: True
     ) -> Examined | None:
         """
-        Return the result for an open file; None if its SONAME is not the requested one, or ``is_wanted`` returns False.
+        Examine an open file and return the result.
 
-        Raise ``TargetError`` or ``SourceError`` if the program cannot be inserted there, or the file cannot be read
-        within the limits.
+        Return None if its SONAME is not the requested one, or if ``is_wanted`` returns False meanwhile. Raise
+        ``TargetError`` or ``SourceError`` if the program cannot be inserted there, or if the limits do not suffice to
+        read the file.
         """
         payload = pickle.dumps((question, self._limits))
         while not self._lock.acquire(timeout=_LOOK):
@@ -72,7 +77,7 @@ class Examiner:
         return None if data is None else read_answer(data, question)
 
     def close(self) -> None:
-        """Kill the process, if there is one; a later question starts another one."""
+        """Kill the process if it exists; a later question starts a new one."""
         with self._lock:
             self._end()
 

@@ -1,8 +1,9 @@
 """
-Outline of a foreign file as JSON: the examining process writes it, its client checks it.
+Outline of a foreign file as JSON: the examining process writes it, and its client checks it.
 
-No data from the file is trusted: each number has a range, each string and list a maximum length, and probepoints must
-be in code. The answer does not include the definitions and handlers of the probe program, which the client has.
+The client trusts no data from the file: each number has a range, each string and list has a maximum length, and
+probepoints must be in code. The answer does not include the definitions and handlers of the probe program, because the
+client has them.
 """
 
 from __future__ import annotations
@@ -69,10 +70,11 @@ _MACHINES: dict[str, Literal[4, 8]] = {"i386": 4, "x86_64": 8}
 @dataclass(frozen=True, slots=True)
 class Question:
     """
-    Request to examine the file ``path``: for an outline and, if ``program`` is given, for the program's probepoints.
+    Request to examine the file ``path``.
 
-    If ``soname`` is given, a file with another SONAME yields no result. ``own_functions`` are functions at which the
-    engine itself places probepoints. ``wants_moves`` requests nearby instructions where uprobes are cheaper.
+    The answer has an outline of the file and, if ``program`` is given, the program's probepoints. If ``soname`` is
+    given, a file with another SONAME has no result. ``own_functions`` are functions at which the engine itself needs
+    probepoints. If ``wants_moves`` is True, the answer has nearby instructions at which uprobes are cheaper.
     """
 
     path: str
@@ -101,10 +103,10 @@ def write_answer(
     own_places: Mapping[str, int],
 ) -> dict[str, Any]:
     """
-    Return the answer about a file, as a value for JSON; ``resolved`` is None if no program was resolved.
+    Return the answer about a file as a value for JSON; ``resolved`` is None if the question had no program.
 
-    ``moves`` are the distances in bytes by which uprobes may move, ``own_places`` the file offsets of the functions
-    that the engine requested by name.
+    ``moves`` has the distances in bytes by which uprobes may be moved, by offset. ``own_places`` has the file offsets
+    of the functions that the engine requested, by name.
     """
     elf = module.elf
     first, last = first_executed_in(module)[:_STARTS_MAX], last_executed_in(module)[:_STARTS_MAX]
@@ -181,7 +183,7 @@ def _shortened(text: str, limit: int = _TEXT_MAX) -> str:
 
 
 def _code_at(module: Module, offset: int) -> bytes:
-    """Return the bytes of the instruction at a file offset; empty if there is none."""
+    """Return the bytes of the instruction at a file offset, or no bytes if there is none."""
     try:
         return next(first_instructions(module, (offset,))).raw
     except TargetError:
@@ -190,9 +192,9 @@ def _code_at(module: Module, offset: int) -> bytes:
 
 def read_answer(data: bytes, question: Question) -> Examined | None:
     """
-    Return the result in an answer; None if the file has another SONAME than the question.
+    Check and return the result in an answer; return None if the file's SONAME is not the one in the question.
 
-    Raise ``TargetError`` if the answer is invalid. Raise also the errors that the examining process found in the file,
+    Raise ``TargetError`` if the answer is invalid. Also raise the errors that the examining process found in the file
     or in the program.
     """
     reader = _Reader(question)
@@ -204,7 +206,7 @@ def read_answer(data: bytes, question: Question) -> Examined | None:
 
 
 class _Reader:
-    """Reader of an untrusted answer in JSON; it raises ``TargetError`` if anything in the answer is invalid."""
+    """Reader of an untrusted answer in JSON. It raises ``TargetError`` if a part of the answer is invalid."""
 
     def __init__(self, question: Question) -> None:
         self._question = question

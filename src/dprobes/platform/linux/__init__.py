@@ -1,1 +1,1 @@
-"""Kernel interfaces that engines share: system calls, one file for each group, and files of ``/proc``."""
+"""Kernel interfaces that several engines use: system calls, with one file for each group, and files in ``/proc``."""

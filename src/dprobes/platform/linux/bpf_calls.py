@@ -1,9 +1,9 @@
 """
-bpf(2) through ctypes: programs, links and maps; the only file that makes this system call.
+bpf(2) through ctypes: programs, links and maps. No other file makes this system call.
 
-x86-64 Linux only. Commands, types and layouts are those of ``union bpf_attr`` in ``include/uapi/linux/bpf.h``; a kernel
-ignores the members that it does not know if they are zero. Every function raises OSError with the kernel's errno;
-callers explain it to the user. All descriptors are close-on-exec, as the kernel creates them.
+x86-64 Linux only. Commands, types and layouts are those of ``union bpf_attr`` in ``include/uapi/linux/bpf.h``. A kernel
+ignores members that it does not know if they are zero. Every function raises OSError with the kernel's errno; its
+caller explains the error to the user. The kernel creates all descriptors as close-on-exec.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ _ATTEMPTS = 6
 
 
 def call(command: Command, attributes: ctypes.Array[ctypes.c_char]) -> int:
-    """Call bpf(2), and return its result, a descriptor or 0; raise OSError with the kernel's error."""
+    """Call bpf(2) and return its result, which is a descriptor or 0. Raise OSError with the kernel's errno."""
     result: int = _syscall(_SYS_BPF, command, ctypes.addressof(attributes), len(attributes))
     if result < 0:
         number = ctypes.get_errno()
@@ -100,11 +100,11 @@ def call(command: Command, attributes: ctypes.Array[ctypes.c_char]) -> int:
 @dataclass(frozen=True, slots=True)
 class Request:
     """
-    Request for an object of the kernel, such as a map.
+    Request to bpf(2) for an object of the kernel, such as a map.
 
     ``attributes`` is the ``union bpf_attr``, with zeros in place of addresses. ``data`` has the bytes to which these
-    addresses point, by the offset of the address in ``attributes``. Requests that attach uprobes are made ``in_proxy``
-    (``call_proxy``).
+    addresses will point, by the offset of the address in ``attributes``. If ``in_proxy`` is True, as for uprobes, a
+    proxy makes the call (``call_proxy``).
     """
 
     command: Command
@@ -152,7 +152,7 @@ class ProgramType(IntEnum):
     RAW_TRACEPOINT = 17
     TRACING = 26
     SYSCALL = 31
-    """The type of programs that ``ProgramRunner`` runs; they must be sleepable."""
+    """The type of the programs that ``ProgramRunner`` runs; they must be sleepable."""
 
 
 class AttachType(IntEnum):
@@ -173,7 +173,7 @@ class ProgramFlag(IntFlag):
 
     NONE = 0
     SLEEPABLE = 1 << 4
-    """The program may fault pages in. (In v5.10; for uprobes in v6.0.)"""
+    """Permits the program to fault pages in. (In v5.10; for uprobes in v6.0.)"""
 
 
 class LogLevel(IntFlag):
@@ -188,10 +188,10 @@ class Program(NamedTuple):
     """
     BPF program to load, with the attributes of BPF_PROG_LOAD.
 
-    ``instructions`` are 8 bytes each, with the descriptors of maps in place. ``btf`` is the descriptor of type
-    information for ``functions``: the records {u32 first instruction, u32 type id} of ``struct bpf_func_info``, one for
-    each function. Programs with callbacks need that. ``attach_btf_id`` is the kernel's type id of the target of a
-    TRACING program.
+    * ``instructions`` has 8 bytes for each instruction, with the descriptors of maps in place.
+    * ``btf`` is a descriptor of type information, which a program with callbacks needs. ``functions`` has a record {u32
+      first instruction, u32 type id} for each function (``struct bpf_func_info``).
+    * ``attach_btf_id`` is the kernel's type id of the function to which a TRACING program is attached.
     """
 
     type: ProgramType
@@ -243,8 +243,8 @@ def load_program(
     """
     Load a program and return its descriptor.
 
-    The verifier writes to the buffer ``log`` if there is one, ending with a zero, in the detail of ``level``. Raise
-    OSError with the kernel's error; ENOSPC means that the buffer is too small.
+    If ``log`` is given, the verifier writes a zero-terminated string to it, in the detail of ``level``. Raise OSError
+    with the kernel's errno; ENOSPC means that the buffer is too small.
     """
     return issue(_load_request(program, log, level))
 
@@ -255,9 +255,9 @@ _LOG_SIZE_MAX = 1 << 26
 
 def verifier_log(program: Program, level: LogLevel = LogLevel.LEVEL1) -> str:
     """
-    Load a program and close it again; return the verifier's log, in the detail of ``level``.
+    Load a program, close it, and return the verifier's log in the detail of ``level``.
 
-    It is returned whether the verifier accepts the program or not.
+    The verifier may accept the program or reject it.
     """
     size = _LOG_SIZE
     while True:
@@ -298,10 +298,10 @@ class ProgramRunner:
 
 class ProgramInfo(NamedTuple):
     """
-    Statistics of the kernel about a loaded BPF program.
+    Kernel's statistics about a loaded BPF program.
 
-    ``run_time`` (nanoseconds) and ``runs`` count while statistics are enabled; ``recursion_misses`` are runs that did
-    not take place because the program was running already on that CPU.
+    ``run_time`` (nanoseconds) and ``runs`` increase only while statistics are enabled. ``recursion_misses`` counts runs
+    that were omitted because the CPU was already running the program.
     """
 
     id: int
@@ -340,9 +340,10 @@ _RAW_TRACEPOINT = struct.Struct("=8xI4x")
 
 def open_raw_tracepoint(program_fd: int, name: str = "") -> int:
     """
-    Attach a program to a tracepoint; return the descriptor of the link, which ends with it.
+    Attach a program to a tracepoint and return the descriptor of the link. Closing the descriptor detaches the program.
 
-    ``name`` is that of the tracepoint for a RAW_TRACEPOINT program; a TRACING program has its target in its attributes.
+    A RAW_TRACEPOINT program needs the tracepoint's ``name``. The tracepoint of a TRACING program is in the program's
+    attributes.
     """
     data = {0: name.encode() + b"\0"} if name else {}
     return issue(Request(Command.RAW_TRACEPOINT_OPEN, _RAW_TRACEPOINT.pack(program_fd), data))
@@ -374,9 +375,8 @@ def link_kprobes(
     """
     Attach a TRACE_KPROBE_MULTI program to the entries of many functions of the kernel; return the link's descriptor.
 
-    ``addresses`` are those of the functions' first instructions. The program gets the element of ``cookies`` for its
-    address from ``bpf_get_attach_cookie``. Since Linux kernel commit 0dcac2725406 ("bpf: Add multi kprobe link") (in
-    v5.18).
+    ``addresses`` has the addresses of their first instructions. At a hit, ``bpf_get_attach_cookie`` returns the item of
+    ``cookies`` with the same index. Since Linux kernel commit 0dcac2725406 ("bpf: Add multi kprobe link") (in v5.18).
     """
     arrays = [(ctypes.c_uint64 * len(addresses))(*numbers) for numbers in (addresses, cookies)]
     return _link_kprobes(program_fd, flags, len(addresses), *map(ctypes.addressof, arrays))
@@ -386,7 +386,7 @@ def link_kprobes_nowhere(program_fd: int) -> int:
     """
     Try to attach a TRACE_KPROBE_MULTI program with an unmapped array of addresses; always raise OSError.
 
-    A kernel that supports such links cannot read it (EFAULT); others do not try.
+    A kernel that supports such links fails to read the array (EFAULT). Any other kernel reports another error.
     """
     return _link_kprobes(program_fd, KprobeMulti.NONE, 1, 8, 0)
 
@@ -422,13 +422,12 @@ def link_uprobes(
     counters: Sequence[int] = (),
 ) -> int:
     """
-    Attach a TRACE_UPROBE_MULTI program to many offsets of one file at once; return the descriptor of the link.
+    Attach a TRACE_UPROBE_MULTI program to many offsets of one file; return the descriptor of the link.
 
-    ``counters`` are the file offsets of 16-bit numbers that the kernel raises by one, in each process, as long as the
-    breakpoint with the same index exists; 0 means none.
-
-    The program gets the element of ``cookies`` for its offset from ``bpf_get_attach_cookie``. ``pid`` restricts it to
-    one process, 0 to none. Since Linux kernel commit 89ae89f53d20 ("bpf: Add multi uprobe link") (in v6.6).
+    ``counters`` has the file offset of a 16-bit counter for each breakpoint, or 0 for none. The kernel increments the
+    counter in each process as long as the breakpoint exists. At a hit, ``bpf_get_attach_cookie`` returns the item of
+    ``cookies`` for the offset. Only the process ``pid`` is probed; 0 selects all processes. Since Linux kernel commit
+    89ae89f53d20 ("bpf: Add multi uprobe link") (in v6.6).
     """
     data = {
         _PATH: os.fsencode(path) + b"\0",
@@ -450,7 +449,7 @@ def link_uprobes_nowhere(program_fd: int, pid: int = 0) -> int:
     """
     Try to attach a TRACE_UPROBE_MULTI program to the root directory, which has no code; always raise OSError.
 
-    A kernel that supports such links refuses the directory (EBADF); others refuse the attach type.
+    A kernel that supports such links refuses the directory (EBADF). Any other kernel refuses the attach type.
     """
     path, zero = ctypes.create_string_buffer(b"/"), ctypes.c_uint64(0)
     at, kind = ctypes.addressof(zero), AttachType.TRACE_UPROBE_MULTI
@@ -462,9 +461,9 @@ def link_uprobes_nowhere(program_fd: int, pid: int = 0) -> int:
 
 def link_perf_event(program_fd: int, event_fd: int, cookie: int = 0) -> int:
     """
-    Attach a program to a perf event; return the descriptor of the link.
+    Attach a program to a perf event and return the descriptor of the link.
 
-    The program gets ``cookie`` from ``bpf_get_attach_cookie``. Since Linux kernel commit b89fbfbb854c ("bpf: Implement
+    At a hit, ``bpf_get_attach_cookie`` returns ``cookie``. Since Linux kernel commit b89fbfbb854c ("bpf: Implement
     minimal BPF perf link") (in v5.15).
     """
     return call(
@@ -511,9 +510,9 @@ def create_map(
     """
     Create a map and return its descriptor.
 
-    Sizes are in bytes; ``entries`` of a ring buffer is its size in bytes, a power of two and at least a page. ``name``
-    is cut to 15 characters, which must be letters, digits, underscores and dots. ``inner`` is the descriptor of a map
-    of the same form as the elements of a map of maps.
+    Sizes are in bytes. For a ring buffer, ``entries`` is its size in bytes, a power of two and at least a page.
+    ``name`` is cut to 15 characters; letters, digits, underscores and dots are valid. For a map of maps, ``inner`` is
+    the descriptor of a map of the same form as the elements.
     """
     attributes = _MAP_CREATE.pack(kind, key_size, value_size, entries, flags, inner, name.encode()[:15])
     return issue(Request(Command.MAP_CREATE, attributes))
@@ -524,7 +523,7 @@ _ELEMENT = struct.Struct("=I4xQQQ")
 
 
 def lookup_element(map_fd: int, key: bytes, value_size: int) -> bytes | None:
-    """Return the value of a key, ``value_size`` bytes; None if the map has no such key."""
+    """Return the ``value_size`` bytes of the value of a key, or None if the map does not have the key."""
     key_buffer, value = ctypes.create_string_buffer(key, len(key)), ctypes.create_string_buffer(value_size)
     try:
         call(
@@ -537,7 +536,7 @@ def lookup_element(map_fd: int, key: bytes, value_size: int) -> bytes | None:
 
 
 def update_element(map_fd: int, key: bytes, value: bytes) -> None:
-    """Set the value of a key; insert a missing key."""
+    """Set the value of a key; insert the key if it is missing."""
     key_buffer, value_buffer = (
         ctypes.create_string_buffer(key, len(key)),
         ctypes.create_string_buffer(value, len(value)),
@@ -549,7 +548,7 @@ def update_element(map_fd: int, key: bytes, value: bytes) -> None:
 
 
 def delete_element(map_fd: int, key: bytes) -> bool:
-    """Delete a key; return False if the map has no such key."""
+    """Delete a key; return False if the map does not have the key."""
     key_buffer = ctypes.create_string_buffer(key, len(key))
     try:
         call(Command.MAP_DELETE_ELEM, attributes_of(_ELEMENT, map_fd, ctypes.addressof(key_buffer), 0, 0))
@@ -559,7 +558,7 @@ def delete_element(map_fd: int, key: bytes) -> bool:
 
 
 def map_keys(map_fd: int, key_size: int) -> Iterator[bytes]:
-    """Iterate over the keys of a hash; after a deletion the kernel may start over, and return some keys again."""
+    """Iterate over the keys of a hash map. After a deletion the kernel may start again and return some keys twice."""
     key, following = None, ctypes.create_string_buffer(key_size)
     while True:
         start = 0 if key is None else ctypes.addressof(key)
@@ -576,15 +575,15 @@ def map_keys(map_fd: int, key_size: int) -> Iterator[bytes]:
 
 LINK_INFO = "bpf_link_info"
 """
-Name of the answer in the kernel's types::
+The type's name in the kernel's BTF. Offsets of its members::
 
-     0 u32 type, id, prog_id
-    16 kprobe_multi: u64 addrs; u32 count, flags; u64 missed
-    16 perf_event: u32 type; 24 kprobe: u64 func_name; u32 name_len, offset; u64 addr, missed
+     0  u32 type, id, prog_id
+    16  kprobe_multi: u64 addrs; u32 count, flags; u64 missed
+    16  perf_event: u32 type; 24 kprobe: u64 func_name; u32 name_len, offset; u64 addr, missed
 """
 MISSED, MISSED_MANY = "perf_event.kprobe.missed", "kprobe_multi.missed"
 """
-Members with the count of missed hits: of single kprobes, and of links with many functions.
+Members with the number of missed hits: for a single kprobe, and for a link with many functions.
 
 Since Linux kernel commits 3acf8ace6823 ("bpf: Add missed value to kprobe perf link info") and e2b2cd592adb ("bpf: Add
 missed value to kprobe_multi link info") (in v6.7).

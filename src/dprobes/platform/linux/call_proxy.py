@@ -1,19 +1,20 @@
 """
-System calls in a proxy process: for uprobes, which SIGKILL must not interrupt, and for other processes' files.
+System calls in a proxy process: for uprobes, which SIGKILL must not interrupt, and for files of other processes.
 
-To write or remove a breakpoint the kernel looks up pages of the target, which it refuses to a task that is being killed
-(``fatal_signal_pending`` in ``mm/gup.c``). A task killed at that time leaves breakpoints behind. They are never
+To write or remove a breakpoint, the kernel looks up pages of the target. It refuses this to a task that is being killed
+(``fatal_signal_pending`` in ``mm/gup.c``). So a task that is killed meanwhile leaves breakpoints. They are never
 removed, because ``uprobe_unregister`` gives up ("failed to unregister, leaking uprobe").
 
-A task that exits by itself has no fatal signal pending, and one that has begun to exit cannot be killed. So the last
-descriptor of a link is not closed by close(2), but by the exit of the proxy, which has copies of it. The proxy shares
-memory with this process (CLONE_VM), but not the table of descriptors. It runs a few generated instructions, no C
-library and no Python. It waits until this process has closed its copies, or has exited.
+A task that exits by itself has no fatal signal pending, and cannot be killed once it has begun to exit. So dprobes
+closes the last descriptor of a link not by close(2), but by the exit of a proxy that has copies of the descriptors. The
+proxy shares memory with this process (CLONE_VM), but not its table of descriptors. It runs a few generated
+instructions, without the C library or Python. It waits until this process has closed its own descriptors, or has
+exited.
 
-A file that another process has open may block the caller of a system call for as long as its owner likes. Examples are
-a socket whose peer does not read, and a FUSE file system of the owner, which is called when a descriptor is closed. So
-this process never opens such a file itself: a proxy takes a copy and makes the calls, and is abandoned if a call does
-not return.
+A file that another process has open may block a system call for as long as the file's owner likes. Examples are a
+socket whose peer does not read, and a file on the owner's FUSE file system, which is called when a descriptor is
+closed. So this process never opens such a file. A proxy takes a copy of the descriptor and makes the calls. If a call
+does not return, the proxy is abandoned.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ _PROT_READ, _PROT_EXEC, _MAP_PRIVATE = 1, 4, 2
 
 def map_code(code: bytes) -> int:
     """
-    Map code and return its address; raise OSError if this process may not map code.
+    Map executable code and return its address; raise OSError if this process may not map code.
 
-    The code is mapped from a file in memory, so no page is ever writable and executable.
+    The code is mapped from a file in memory. So no page is ever both writable and executable.
     """
     file = os.memfd_create("dprobes")
     try:
@@ -66,7 +67,7 @@ def map_file(file: int, size: int) -> int:
 
 
 def unmap_code(address: int, size: int) -> None:
-    """Unmap ``size`` bytes of code that no thread runs any more."""
+    """Unmap ``size`` bytes of code, which no thread may be executing."""
     ctypes.CDLL(None).munmap(ctypes.c_void_p(address), ctypes.c_size_t(size))
 
 
@@ -122,9 +123,9 @@ def _signals_held() -> Iterator[None]:
 
 class _Proxy:
     """
-    Process that shares this one's memory and makes system calls in sequence; the constructor starts it.
+    Process that shares this process's memory and makes a sequence of system calls.
 
-    Raise OSError if it cannot be created.
+    The constructor starts it, and raises OSError if that fails.
     """
 
     def __init__(self, flags: int, calls: Sequence[tuple[int, ...]]) -> None:
@@ -140,7 +141,7 @@ class _Proxy:
         self._memory = memory
 
     def wait(self) -> bool:
-        """Wait until the proxy, which uses this process's memory, has ended; return False if a signal killed it."""
+        """Wait until the proxy has ended; return False if a signal killed it."""
         interruption: BaseException | None = None
         status = 0
         while True:
@@ -160,7 +161,7 @@ class _Proxy:
         """
         Wait at most ``milliseconds`` for the proxy to end, then kill it; return True if it exited by itself.
 
-        A proxy that does not end even then is abandoned. Time in which the proxy waits for a CPU does not count.
+        Time in which the proxy waits for a CPU does not count. If the proxy survives the kill, it is abandoned.
         """
         process = os.pidfd_open(self._pid)
         try:
@@ -199,7 +200,7 @@ def call_in_proxy(number: int, *arguments: int) -> int:
     """
     Make a system call that attaches uprobes in a proxy, and return its result; raise OSError if it fails.
 
-    A descriptor that it returns belongs to this process. If no proxy can be created, this process makes the call.
+    If the result is a descriptor, this process owns it. If no proxy can be created, this process makes the call itself.
     """
     with _signals_held():
         while True:
@@ -232,11 +233,11 @@ def call_with_file(
     memory: Sequence[object] = (),
 ) -> list[int]:
     """
-    Make system calls with a file that another process has open as ``number``, and return their results.
+    Make system calls with a file that another process has open, and return their results.
 
-    ``process`` is its PID file descriptor. ``calls`` gets the descriptor of the file, and may use the descriptors
-    ``ours`` and buffers that ``memory`` keeps alive. Raise OSError if the file cannot be copied, or the calls take too
-    long.
+    ``process`` is a PID file descriptor, and ``number`` the file's descriptor in that process. ``calls`` gets a copy of
+    the descriptor and returns the calls, which may also use the descriptors ``ours``. ``memory`` keeps their buffers
+    alive. Raise OSError if the file cannot be copied, or the calls take too long.
     """
     _abandoned[:] = [proxy for proxy in _abandoned if not proxy.has_ended()]
     kept = {process, *ours}
@@ -268,9 +269,9 @@ def _call(number: int, *arguments: int) -> int:
 
 def close_in_proxy(descriptors: Sequence[int]) -> None:
     """
-    Close the last descriptors of links; their probes are removed when this returns.
+    Close the last descriptors of links. The kernel has removed their probes when this returns.
 
-    If no proxy can be created, this process closes them itself.
+    If no proxy can be created, this process closes the descriptors itself.
     """
     if not descriptors:
         return

@@ -1,4 +1,4 @@
-"""Kernel messages about modules, CPUs and devices that are added or removed: netlink(7), NETLINK_KOBJECT_UEVENT."""
+"""Kernel's messages about added and removed modules, CPUs and devices (netlink(7), NETLINK_KOBJECT_UEVENT)."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _SIZE_MAX = 1 << 13  # UEVENT_BUFFER_SIZE is 2048, and the summary is before tha
 
 class KernelEvents:
     """
-    Socket for the kernel's uevents, until ``close``; the constructor raises OSError if that is not permitted.
+    Socket for the kernel's uevents. The constructor raises OSError without the permission to open it.
 
-    Events may be lost: use them as a hint when to check, not as the state.
+    Events may be lost. Take one as a hint to check the state, not as the state.
     """
 
     def __init__(self) -> None:
@@ -47,5 +47,5 @@ class KernelEvents:
                 is_lossy = True
 
     def close(self) -> None:
-        """Close the socket; no further events are received."""
+        """Close the socket."""
         self._socket.close()

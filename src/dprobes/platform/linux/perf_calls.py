@@ -1,10 +1,10 @@
 """
-perf_event_open(2) through ctypes: the only file of the engine that makes this system call.
+perf_event_open(2) through ctypes. No other file of the engine makes this system call.
 
 x86-64 Linux only. Layouts and numbers are those of ``include/uapi/linux/perf_event.h`` and
-``include/uapi/linux/hw_breakpoint.h``. Every function raises OSError with the kernel's errno. Events run a BPF program
-and take no samples; they start disabled, and end with their descriptors. The exception is ``open_process_news``, whose
-records are read, and which starts enabled.
+``include/uapi/linux/hw_breakpoint.h``. Every function raises OSError with the kernel's errno. An event runs a BPF
+program and takes no samples. It is disabled until it is enabled, and exists until its descriptor is closed. The
+exception is the event of ``open_process_news``: it is enabled, and its records are read.
 """
 
 from __future__ import annotations
@@ -117,9 +117,9 @@ def _open(
 
 class ProbeUnit(NamedTuple):
     """
-    Parameters of uprobe or kprobe events: the type of the PMU, and positions of bits in the configuration.
+    Parameters of the kernel's PMU for uprobes or kprobes: its type, and positions of bits in ``config``.
 
-    ``return_bit`` is the bit for returns, ``counter_bit`` the first of those for the offset of a counter, None if the
+    ``return_bit`` selects returns. ``counter_bit`` is the lowest bit of a counter's file offset; it is None if the
     kernel does not support counters.
     """
 
@@ -132,12 +132,12 @@ _UNITS = "/sys/bus/event_source/devices"
 
 
 def uprobe_unit() -> ProbeUnit:
-    """Return the parameters of uprobe events; FileNotFoundError if the kernel has none."""
+    """Return the parameters of uprobe events; raise FileNotFoundError if the kernel has no uprobes."""
     return _probe_unit("uprobe")
 
 
 def kprobe_unit() -> ProbeUnit:
-    """Return the parameters of kprobe events; FileNotFoundError if the kernel has none."""
+    """Return the parameters of kprobe events; raise FileNotFoundError if the kernel has no kprobes."""
     return _probe_unit("kprobe")
 
 
@@ -158,11 +158,11 @@ def open_uprobe(
     unit: ProbeUnit, path: str | bytes, offset: int, *, pid: int = -1, is_return: bool = False, counter: int = 0
 ) -> int:
     """
-    Return the descriptor of a perf event for a uprobe, in one process or (-1) all, on all CPUs.
+    Open a perf event for a uprobe at an offset of a file, on all CPUs, and return its descriptor.
 
-    ``offset`` is that in the file ``path``; with ``is_return``, returns of the function there hit. ``counter`` is the
-    file offset of a 16-bit number that the kernel raises by one as long as the uprobe exists, 0 for none. Raise OSError
-    if the kernel does not support it.
+    Only the process ``pid`` is probed; -1 selects all processes. With ``is_return``, the returns of the function at the
+    offset are hits. ``counter`` is the file offset of a 16-bit counter, or 0 for none; the kernel increments it as long
+    as the uprobe exists. Raise OSError if the kernel has no uprobes, or does not support counters.
     """
     name = ctypes.create_string_buffer(os.fsencode(path))
     config = is_return << unit.return_bit
@@ -215,12 +215,11 @@ def open_breakpoint(
     address: int, size: int, access: Access, *, pid: int = -1, cpu: int = -1, inherit: bool = False
 ) -> int:
     """
-    Return the descriptor of a perf event for a hardware breakpoint, in one thread (``pid``) or on one CPU (``cpu``).
+    Open a perf event for a hardware breakpoint in one thread (``pid``) or on one CPU, and return its descriptor.
 
-    At a kernel address only accesses by the kernel hit, at a user address only those in user mode.
-
-    Raise OSError with ENOSPC if all four breakpoints are in use. ``size`` is 1, 2, 4 or 8 bytes, aligned; it is ignored
-    for EXECUTE. With ``inherit`` the threads and processes that the thread starts are watched as well.
+    At a kernel address only accesses by the kernel are hits, at a user address only accesses in user mode. ``size`` is
+    1, 2, 4 or 8 bytes, and the address a multiple of it; for EXECUTE it is ignored. With ``inherit``, threads and
+    processes that the thread starts are watched, too. Raise OSError, with ENOSPC if all four breakpoints are in use.
     """
     flags = (0 if address >> 63 else _USER_ONLY) | (_INHERIT if inherit else 0)
     length = _watched_length(size, access)
@@ -233,10 +232,11 @@ def _watched_length(size: int, access: Access) -> int:
 
 def move_breakpoint(event_fd: int, address: int, size: int, access: Access) -> None:
     """
-    Move an event of ``open_breakpoint`` to another address, whether it is enabled or not.
+    Move the breakpoint of an event to another address, whether the event is enabled or not.
 
-    ``size`` and ``access`` must be those with which it was opened, without ``inherit``. Since Linux kernel commit
-    32ff77e8cc9e ("perf/core: Implement fast breakpoint modification via _IOC_MODIFY_ATTRIBUTES") (in v4.17).
+    ``size`` and ``access`` must be those with which ``open_breakpoint`` opened the event, without ``inherit``. Since
+    Linux kernel commit 32ff77e8cc9e ("perf/core: Implement fast breakpoint modification via _IOC_MODIFY_ATTRIBUTES")
+    (in v4.17).
     """
     length = _watched_length(size, access)
     attributes = _attributes(_TYPE_BREAKPOINT, 0, 1, _USER_ONLY, access, address, length)
@@ -250,10 +250,10 @@ def open_cpu_clock(cpu: int, period: int) -> int:
 
 def open_cpu_counter(cpu: int, kind: int, config: int, period: int) -> int:
     """
-    Return the descriptor of a perf event that takes a sample at each ``period``-th event on one CPU.
+    Open a perf event that takes a sample at each ``period``-th event on one CPU; return its descriptor.
 
-    The CPU time of idle threads is left out. ``kind`` and ``config`` are those of ``struct perf_event_attr``. Raise
-    OSError as ``open_counter`` does.
+    CPU time in which the CPU is idle does not count. ``kind`` and ``config`` are members of ``struct perf_event_attr``.
+    Errors are those of ``open_counter``.
     """
     flags = _EXCLUDE_IDLE if kind == _TYPE_SOFTWARE else 0  # for task-clock; PMUs of AArch64 refuse the flag
     return _open(kind, pid=-1, cpu=cpu, config=config, period=period, flags=flags)
@@ -265,11 +265,11 @@ _READING = struct.Struct("=QQQ")
 
 def open_counter(kind: int, config: int, *, tid: int = -1, cpu: int = -1) -> int:
     """
-    Return the descriptor of a perf event that counts from now on, in one thread or (-1) all threads on one CPU.
+    Open a perf event that counts from now on, and return its descriptor.
 
-    It counts in the kernel as well as in user mode. ``kind`` and ``config`` are those of ``struct perf_event_attr``.
-    The kernel reports ENOENT or EOPNOTSUPP if the machine does not have the event, and EACCES if the user may not count
-    in the kernel (``kernel.perf_event_paranoid``).
+    It counts in the kernel and in user mode, either in the thread ``tid``, or (-1) in all threads on one CPU. ``kind``
+    and ``config`` are members of ``struct perf_event_attr``. OSError has ENOENT or EOPNOTSUPP if the machine does not
+    have the event, and EACCES if the user may not count in the kernel (``kernel.perf_event_paranoid``).
     """
     attributes = ctypes.create_string_buffer(_WATCH_ATTRIBUTES.size)
     reads = _TIME_ENABLED | _TIME_RUNNING
@@ -281,7 +281,7 @@ def open_counter(kind: int, config: int, *, tid: int = -1, cpu: int = -1) -> int
 
 
 def read_counter(event_fd: int) -> int | None:
-    """Return the count of an event of ``open_counter``; None if the event was not counting all the time."""
+    """Return the count of a counter, or None if it was not counting all the time, because other events used the PMU."""
     value, enabled, running = _READING.unpack(os.read(event_fd, _READING.size))
     return int(value) if enabled == running else None
 

@@ -1,10 +1,10 @@
 """
-System calls about this process and others besides ptrace(2): memory, files, signals, prctl(2).
+System calls, other than ptrace(2), about this process and others: memory, files, signals, prctl(2).
 
-This is the only file that makes these system calls, through ctypes. x86-64 Linux only.
+No other file makes these system calls. They are called through ctypes, on x86-64 Linux only.
 
-A process with a file in memory open may truncate it; an access to the missing part then raises SIGBUS. So a file that
-leaves this process is sealed first (memfd_create(2), fcntl(2)), which fixes its size.
+A process that has a file in memory open can truncate it. An access to the missing part of a mapping then raises SIGBUS.
+So a file is sealed before it is sent to another process (memfd_create(2), fcntl(2)); this fixes its size.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class RemoteMemory:
         return ctypes.string_at(self._buffer, count) if count > 0 else b""
 
     def write(self, pid: int, address: int, data: bytes) -> bool:
-        """Write at most 4096 bytes to a process at ``address``; return False if some of them were not written."""
+        """Write at most 4096 bytes to a process's memory; return False unless all of them were written."""
         size = len(data)
         ctypes.memmove(self._buffer, data, size)
         self._local.length = self._remote.length = size
@@ -123,7 +123,7 @@ _KCMP_VM = 1
 
 
 def same_memory(pid: int, other: int) -> bool | None:
-    """Return whether two tasks share their memory (kcmp(2), KCMP_VM); None if the call fails."""
+    """Return True if two tasks share their memory (kcmp(2), KCMP_VM), and None if the call fails."""
     result = _libc.syscall(_SYS_KCMP, pid, other, _KCMP_VM, 0, 0)
     return None if result < 0 else result == 0
 
@@ -145,9 +145,9 @@ _KCMP_FILE = 0
 
 def same_file(number: int, pid: int, other: int) -> bool | None:
     """
-    Return whether a descriptor of this process and ``other`` of another one are the same open file description.
+    Return True if two descriptors refer to the same open file description (kcmp(2), KCMP_FILE).
 
-    Use kcmp(2), KCMP_FILE; return None if the call fails.
+    ``number`` is a descriptor of this process, ``other`` one of the process ``pid``. Return None if the call fails.
     """
     result = _libc.syscall(_SYS_KCMP, os.getpid(), pid, _KCMP_FILE, ctypes.c_ulong(number), ctypes.c_ulong(other))
     return None if result < 0 else result == 0
@@ -161,7 +161,11 @@ _TCGETS = 0x5401
 
 
 def _process_of(tid: int, pid: int) -> int:
-    """Return a PID file descriptor of a thread, which may have files of its own; before Linux 6.9, of the process."""
+    """
+    Return a PID file descriptor of a thread, because a thread may have its own table of descriptors.
+
+    Before Linux 6.9 it refers to the process.
+    """
     try:
         return os.pidfd_open(tid, _PIDFD_THREAD)
     except OSError:
@@ -194,7 +198,7 @@ def _with_file_of(
 
 
 _slow: set[int] = set()
-"""Processes with a file that has blocked a proxy; no more calls are made with their files."""
+"""Processes with a file that has blocked a proxy. Their files are not used any more."""
 
 _AF_UNIX = 1
 _AUTOBIND_SIZE = 8
@@ -205,10 +209,10 @@ _RIGHTS = struct.Struct("=Qiiixxxx")
 
 def send_file(tid: int, pid: int, number: int, file: int) -> None:
     """
-    Send an open file through a new datagram socket that a thread has open as ``number``, to that socket itself.
+    Send the open file ``file`` to a thread through a datagram socket that the thread has open as ``number``.
 
-    The socket is connected with itself, so that no other message can arrive. Raise OSError if that fails, or takes too
-    long: the process may have another file there by now.
+    The socket is new, and connected with itself, so that it receives no other message. Raise OSError if that fails, or
+    takes too long: the process may have replaced the socket by another file.
     """
     address = ctypes.create_string_buffer(_AF_UNIX.to_bytes(2, "little"), _AUTOBIND_SIZE)
     size = ctypes.c_uint(_AUTOBIND_SIZE)
@@ -235,7 +239,11 @@ def send_file(tid: int, pid: int, number: int, file: int) -> None:
 
 
 def take_file(tid: int, pid: int, number: int) -> int:
-    """Return a new descriptor of a file that a thread has open (pidfd_getfd(2)); raise OSError if that fails."""
+    """
+    Copy a file that a thread has open into this process (pidfd_getfd(2)) and return the new descriptor.
+
+    Raise OSError if that fails.
+    """
     process = _process_of(tid, pid)
     try:
         return _check(_libc.syscall(_SYS_PIDFD_GETFD, process, number, 0))
@@ -352,9 +360,8 @@ def take_signal(wanted: SignalSet, seconds: float) -> int:
     """
     Wait at most ``seconds`` for one of the blocked signals ``wanted``, and dequeue it (sigtimedwait(2)).
 
-    Return its number, or 0 if none has arrived in time, or if a stop has interrupted the wait. In the last case
-    ``signal.sigtimedwait`` returns an invented signal if the time is over as well: uninitialized memory (CPython 3.11
-    to 3.13).
+    Return the signal's number, or 0 if none arrived in time or a stop interrupted the wait. ``signal.sigtimedwait`` is
+    not used: if a stop interrupts it and the time is over, CPython 3.11 to 3.13 return uninitialized memory.
     """
     whole = int(seconds)
     found: int = _sigtimedwait(wanted, None, _Timespec(whole, int((seconds - whole) * 1_000_000_000)))
@@ -392,8 +399,8 @@ def note_end_of_thread(memory: memoryview, address: int) -> None:
     """
     Make the kernel set bit 30 (FUTEX_OWNER_DIED) of the word at the start of ``memory`` when the calling thread ends.
 
-    ``address`` is that of the memory in this process; its ``ROBUST_LIST_SIZE`` bytes must stay mapped. Raise OSError if
-    the kernel does not support that.
+    ``address`` is the address of this memory; its ``ROBUST_LIST_SIZE`` bytes must stay mapped. Raise OSError if the
+    kernel does not support that.
     """
     head, element = address + _HEAD, address + _ELEMENT
     memory[:ROBUST_LIST_SIZE] = _LAYOUT.pack(threading.get_native_id(), head, element, -_ELEMENT, 0)

@@ -1,13 +1,13 @@
 """
-Look-ups in ``/proc`` and ``/sys``: processes, threads, mapped files, CPUs; see proc(5).
+Queries of ``/proc`` and ``/sys`` about processes, threads, mapped files and CPUs (proc(5)).
 
-The ioctl PROCMAP_QUERY on ``/proc/PID/maps`` returns the files that a process executes, without the lines of all
-mappings. The kernel takes at least a third of a microsecond to print a line. A query of one mapping takes as long, but
-only a quarter of the mappings are code of a file, and only these are queried. The ioctl exists since Linux 6.11,
-kernel commit ed5d583a88a9 ("fs/procfs: implement efficient VMA querying API for /proc/<pid>/maps").
+The ioctl PROCMAP_QUERY on ``/proc/PID/maps`` finds the files that a process executes without printing a line for each
+mapping. The kernel takes at least a third of a microsecond to print a line. A query of one mapping takes as long, but
+only a quarter of the mappings are code of a file, and only these are queried. The ioctl exists since Linux 6.11, kernel
+commit ed5d583a88a9 ("fs/procfs: implement efficient VMA querying API for /proc/<pid>/maps").
 
-The kernel's messages about CPUs that come online are uevents: ``device_online`` in ``drivers/base/core.c`` sends one,
-and so does ``thaw_secondary_cpus`` in ``kernel/cpu.c`` after the machine was suspended.
+The kernel sends a uevent for a CPU that comes online: in ``device_online`` (``drivers/base/core.c``), and in
+``thaw_secondary_cpus`` (``kernel/cpu.c``) after the machine was suspended.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def process_field(tid: int, name: str) -> str:
 
 def ids_of(tid: int) -> tuple[int, ...]:
     """
-    Return the ids of a thread in all its PID namespaces, from that of ``/proc`` to the thread's.
+    Return the ids of a thread in all its PID namespaces: first in the namespace of ``/proc``, last in the innermost.
 
     Return an empty tuple if the thread has ended, or the kernel has no PID namespaces.
     """
@@ -85,13 +85,13 @@ def ids_of(tid: int) -> tuple[int, ...]:
 
 
 def catches_signal(tid: int, number: int) -> bool:
-    """Return True if a thread's process has a handler for a signal (SigCgt); False if the thread has ended."""
+    """Return True if a thread's process has a handler for a signal (SigCgt). Return False if the thread has ended."""
     caught = process_field(tid, "SigCgt")
     return bool(caught) and bool(int(caught, 16) >> number - 1 & 1)
 
 
 def thread_state(tid: int) -> str:
-    """Return the state of a thread as a letter of proc(5): S, D, Z ...; X if it has ended."""
+    """Return the state of a thread as a letter of proc(5), such as S, D or Z. X means that the thread has ended."""
     try:
         descriptor = os.open(f"/proc/{tid}/stat", os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -103,12 +103,12 @@ def thread_state(tid: int) -> str:
 
 
 def process_of(tid: int) -> int:
-    """Return the id of a thread's process; ``tid`` itself if there is no such thread."""
+    """Return the id of a thread's process, or ``tid`` if there is no such thread."""
     return int(process_field(tid, "Tgid") or tid)
 
 
 def start_time(pid: int) -> int:
-    """Return the start time of a process, in clock ticks (SC_CLK_TCK) since the boot; 0 if it has ended."""
+    """Return the start time of a process in clock ticks (SC_CLK_TCK) since the boot, or 0 if the process has ended."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return int(file.read().rpartition(b")")[2].split()[19])
@@ -186,7 +186,11 @@ _UID = b"\nUid:\t"
 
 
 class ThreadIdentity(NamedTuple):
-    """Name of a thread (comm), and its real user id; ``program`` is device and inode of its process's executable."""
+    """
+    Process, thread id, name (comm) and real user id of a thread.
+
+    ``program`` has the device and inode of the executable of its process.
+    """
 
     pid: int
     tid: int
@@ -196,7 +200,7 @@ class ThreadIdentity(NamedTuple):
 
 
 def identity_of(pid: int, tid: int) -> ThreadIdentity | None:
-    """Return the identity of a thread; None if it has ended."""
+    """Return the identity of a thread, or None if the thread has ended."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         name = _read(f"/proc/{pid}/task/{tid}/comm").rstrip(b"\n")
         status = _read(f"/proc/{pid}/task/{tid}/status")
@@ -205,7 +209,7 @@ def identity_of(pid: int, tid: int) -> ThreadIdentity | None:
 
 
 def program_of(pid: int) -> tuple[int, int] | None:
-    """Return device and inode of the executable of a process; None if they cannot be read."""
+    """Return the device and inode of a process's executable, or None if they cannot be read."""
     try:
         found = os.stat(f"/proc/{pid}/exe")
     except OSError:
@@ -240,16 +244,16 @@ def set_score(pid: int, score: int) -> None:
 
 
 def spare_process() -> None:
-    """Set ``oom_score_adj`` of this process to that of a tracer, if permitted; ``dprobes doctor`` shows if it is."""
+    """Set the OOM score of this process to that of a tracer, if permitted. ``dprobes doctor`` shows whether it is."""
     with contextlib.suppress(OSError):
         set_score(os.getpid(), SPARED)
 
 
 def copy_score(source: int, pid: int) -> None:
     """
-    Set ``oom_score_adj`` of ``pid`` to that of the process ``source``.
+    Copy ``oom_score_adj`` of the process ``source`` to the process ``pid``.
 
-    Do nothing if that has ended, or on an error.
+    Do nothing if ``source`` has ended, or on an error.
     """
     with contextlib.suppress(OSError):
         _file(pid).write_text(_file(source).read_text())
@@ -303,9 +307,10 @@ class MapQuestion:
 
     def answer(self, thread: int, most: int) -> bool | None:
         """
-        Return whether a process has an executable mapping of the file; None after ``most`` other ones, or on an error.
+        Return True if a process has an executable mapping of the file, False if it has none.
 
-        Raise ``PermissionError`` if its mappings may not be read, ``ProcessLookupError`` if it has ended.
+        Return None if the first ``most`` mappings are of other files, or on an error. Raise ``PermissionError`` if the
+        mappings may not be read, and ``ProcessLookupError`` if the process has ended.
         """
         try:
             descriptor = os.open(f"/proc/{thread}/maps", os.O_RDONLY | os.O_CLOEXEC)
@@ -387,18 +392,18 @@ class CpuNews:
         return self._events.descriptor
 
     def arrived(self) -> list[int]:
-        """Return the CPUs that have come online since the last call; all online ones if messages were lost."""
+        """Return the CPUs that have come online since the last call. If messages were lost, return all online CPUs."""
         messages, is_lossy = self._events.drain()
         cpus = {cpu for message in messages if (cpu := _cpu_of(message)) is not None}
         return sorted(cpus.union(online_cpus() if is_lossy else ()))
 
     def close(self) -> None:
-        """Close the socket; no further messages are received."""
+        """Close the socket."""
         self._events.close()
 
 
 def _cpu_of(message: bytes) -> int | None:
-    """Return the CPU that has come online according to a message; None for other messages."""
+    """Return the CPU that has come online according to a uevent, or None if the uevent is about something else."""
     number = message.partition(b"\0")[0].removeprefix(_ONLINE)
     return int(number) if message.startswith(_ONLINE) and number.isdigit() else None
 

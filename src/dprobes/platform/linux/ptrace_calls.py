@@ -1,9 +1,9 @@
 """
-ptrace(2) through ctypes, and the kinds of stops; the only file that makes this system call.
+ptrace(2) through ctypes, and the kinds of stops. No other file makes this system call.
 
 x86-64 Linux only; constants are from ``include/uapi/linux/ptrace.h`` and ``arch/x86/include/asm/user_64.h``. A 64-bit
-tracer sees the registers of 32-bit threads in the same structure. Functions raise OSError with the kernel's errno,
-``ProcessLookupError`` (ESRCH) if the thread is not stopped, not traced, or has ended.
+tracer sees the registers of 32-bit threads in the same structure. Functions raise OSError with the kernel's errno. It
+is ``ProcessLookupError`` (ESRCH) if the thread is not stopped, is not traced, or has ended.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ The kernel hides the bit that it sets itself for PTRACE_SINGLESTEP.
 """
 
 RESUME_FLAG = 0x10000
-"""The bit of EFLAGS (RF) that suppresses an execute watchpoint for one instruction; the processor clears it."""
+"""The RF bit of EFLAGS. It suppresses an execute watchpoint for one instruction; the processor then clears it."""
 
 ALIGNMENT_FLAG = 0x40000
 """The bit of EFLAGS (AC) with which an unaligned access raises SIGBUS."""
@@ -178,7 +178,11 @@ _CS, _RIP_OFFSET = int(Register.CS), 8 * Register.RIP
 
 
 def runs_as(registers: RegisterWords, size: int) -> bool:
-    """Return True if a thread with these registers runs code of a word size; a far jump changes between the two."""
+    """
+    Return True if a thread with these registers executes code of a word size of 4 or 8 bytes.
+
+    A far jump can change the word size.
+    """
     return (registers[_CS] == USER_CS_32) == (size == 4)
 
 
@@ -236,7 +240,11 @@ def resume_to_syscall(tid: int, number: int = 0) -> None:
 
 
 def detach(tid: int, number: int = 0) -> None:
-    """Stop tracing a stopped thread and resume it (PTRACE_DETACH); the signal ``number`` is delivered, 0 for none."""
+    """
+    Stop tracing a stopped thread and resume it (PTRACE_DETACH).
+
+    The signal ``number`` is delivered, unless it is 0.
+    """
     _check(_ptrace(_DETACH, tid, None, number))
 
 
@@ -248,9 +256,9 @@ def get_registers(tid: int, registers: RegisterWords) -> None:
 
 def has_stopped(tid: int, registers: RegisterWords, attempts: int = 1) -> bool:
     """
-    Return True if a traced thread has stopped, even if its stop was not waited for; read its registers then.
+    Read a thread's registers; return True if that succeeds, which means that the thread has stopped.
 
-    Make at most ``attempts`` requests without a pause.
+    The stop need not have been reported by waitpid(2). Make at most ``attempts`` requests without a pause.
     """
     for _ in range(attempts):  # noqa: SIM110 - a generator costs more than the loop
         if _ptrace(_GETREGS, tid, None, ctypes.addressof(registers)) >= 0:
@@ -270,8 +278,9 @@ def _set_changed_registers(tid: int, registers: RegisterWords) -> None:
     """
     Write the registers that differ from their present values, one by one.
 
-    A program may have values that PTRACE_SETREGS refuses: a null selector that is not 0, a segment base in the kernel's
-    half (``putreg`` and ``invalid_selector`` in ``arch/x86/kernel/ptrace.c``). Such a register keeps its value.
+    A program may have values that PTRACE_SETREGS refuses: a null selector that is not 0, or a segment base in the
+    kernel's half of the addresses (``putreg`` and ``invalid_selector`` in ``arch/x86/kernel/ptrace.c``). A register
+    with such a value is not written.
     """
     present = Registers()
     get_registers(tid, present)
@@ -281,7 +290,7 @@ def _set_changed_registers(tid: int, registers: RegisterWords) -> None:
 
 
 def set_instruction_pointer(tid: int, address: int) -> None:
-    """Set the instruction pointer of a stopped thread to ``address``; cheaper than ``set_registers``."""
+    """Set the instruction pointer of a stopped thread. This takes less time than ``set_registers``."""
     if _ptrace(_POKEUSER, tid, _RIP_OFFSET, address) < 0:
         _fail()
 
@@ -300,7 +309,7 @@ class RegisterSet(enum.IntEnum):
     TLS_32 = 0x200
     """The thread-local descriptors of a 32-bit thread."""
     XSTATE = 0x202
-    """XSAVE image in the standard format; the enabled features are at byte 464."""
+    """XSAVE image in the standard format. The mask of enabled features is at byte 464."""
     FXSAVE_32 = 0x46E62B7F
     """FXSAVE image of a 32-bit thread."""
 
@@ -309,7 +318,7 @@ _REGISTER_SET_MAX = 1 << 14
 
 
 def get_register_set(tid: int, kind: RegisterSet) -> bytes:
-    """Return a register set of a stopped thread; empty if it does not exist, or the thread is not stopped."""
+    """Return a register set of a stopped thread, or no bytes if the set does not exist or the thread is not stopped."""
     buffer = ctypes.create_string_buffer(_REGISTER_SET_MAX)
     vector = _IoVector(ctypes.addressof(buffer), _REGISTER_SET_MAX)
     if _ptrace(_GETREGSET, tid, kind, ctypes.addressof(vector)) < 0:
@@ -322,10 +331,10 @@ _FXSAVE_SIZE = 512
 
 def floating_point_state(tid: int) -> bytes:
     """
-    Return the floating-point and vector registers of a stopped thread as XSAVE stores them, in its standard format.
+    Return the floating-point and vector registers of a stopped thread in XSAVE's standard format.
 
-    On a processor without XSAVE these are the 512 bytes that FXSAVE stores. Both layouts: Intel SDM, volume 1, 10.5 and
-    13.4.
+    On a processor without XSAVE, return the 512 bytes that FXSAVE stores. Both layouts are in the Intel SDM, volume 1,
+    10.5 and 13.4.
     """
     if state := get_register_set(tid, RegisterSet.XSTATE):
         return state
@@ -392,11 +401,11 @@ def event_message(tid: int) -> int:
 
 
 SignalInfo = ctypes.c_int32 * 32
-"""``siginfo_t``: words 0 and 2 are ``si_signo`` and ``si_code``."""
+"""``siginfo_t``. Word 0 is ``si_signo``, word 2 is ``si_code``."""
 
 
 def get_signal_info(tid: int, info: ctypes.Array[ctypes.c_int32]) -> int:
-    """Read the ``siginfo_t`` of the signal that a thread stopped at into ``info``; return its ``si_code``."""
+    """Read the ``siginfo_t`` of the signal at which a thread has stopped into ``info``; return its ``si_code``."""
     if _ptrace(_GETSIGINFO, tid, None, ctypes.addressof(info)) < 0:
         _fail()
     code: int = info[2]

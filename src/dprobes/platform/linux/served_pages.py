@@ -1,10 +1,11 @@
 """
-Pages of other users' processes that a server in user space has to deliver: a reader may wait forever.
+Detection of pages that a server in user space delivers. A reader of such a page may wait forever.
 
-These are pages of files on FUSE, which any user can mount and map, and of memory registered with userfaultfd(2). A
-reader in the kernel, process_vm_readv(2) or ``/proc/PID/mem``, cannot be interrupted while it waits. So a page that is
-not present is checked before it is read; a replacement in between is not detected. Source: ``handle_userfault`` in
-fs/userfaultfd.c refuses faults of ``access_remote_vm``; proc(5) describes ``pagemap`` and ``mountinfo``.
+These are pages of files on FUSE, which any user can mount and map, and pages of memory registered with userfaultfd(2).
+While process_vm_readv(2) or a read of ``/proc/PID/mem`` waits for one, it cannot be interrupted. So a page that is not
+present is checked before it is read. A mapping that is replaced between check and read is not detected. Sources:
+``handle_userfault`` in fs/userfaultfd.c, which refuses faults of ``access_remote_vm``; ``pagemap`` and ``mountinfo`` in
+proc(5).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _IN_MEMORY = frozenset({"tmpfs", "ramfs", "rootfs", "hugetlbfs", "devtmpfs", "zf
 
 
 class ServedPages:
-    """Check of another user's process for pages, on FUSE or userfaultfd(2), whose reader may wait for a server."""
+    """Check of another user's process for pages, on FUSE or userfaultfd(2), that might block their reader."""
 
     def __init__(self, tid: int) -> None:
         self._tid = tid
@@ -55,7 +56,7 @@ class ServedPages:
 
     def first(self, memory: int, address: int, size: int) -> int | None:
         """
-        Return the address of the first page of a range for which a reader might wait; None if there is none.
+        Return the address of the first page of a range that might block its reader, or None if there is none.
 
         ``memory`` is a descriptor of ``/proc/TID/mem``.
         """
@@ -76,7 +77,11 @@ class ServedPages:
         return len(entry) < _ENTRY or bool(entry[-1] & _THERE)
 
     def _comes(self, memory: int, page: int) -> bool:
-        """Return True if reading a page does not wait for a server; the page is read, so that it is present then."""
+        """
+        Return True if the page can be read without waiting for a server.
+
+        In this case, read it, so that it is present.
+        """
         try:
             mapping = mapping_at(living_thread(self._tid), page)
         except TargetError:
@@ -92,7 +97,7 @@ class ServedPages:
 
 
 def _is_read_by_kernel(tid: int, device: int) -> bool:
-    """Return True if the file system of a device is known to be one that the kernel reads itself; False if unknown."""
+    """Return True if the kernel itself reads the file system of a device; return False if that is unknown."""
     if device == _shared_memory():
         return True
     here = _mounted("self").get(device)

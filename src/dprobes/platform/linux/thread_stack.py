@@ -1,4 +1,4 @@
-"""Call stack of a stopped thread: its registers and its memory as input of the stack walk."""
+"""Call stack of a stopped thread, walked from its registers and memory."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def stack_of(space: ProcessSpace, registers: RegisterWords, frames: int) -> list
     """
     Return up to ``frames`` addresses of a stopped thread's call stack, innermost first.
 
-    ``registers`` are its general registers; the last item may be a ``StackEnd``, as in ``logged_stack``.
+    ``registers`` are its general registers. The last item may be a ``StackEnd``, as in ``logged_stack``.
     """
     columns = COLUMNS_OF[space.word_size]
     mask = (1 << 8 * space.word_size) - 1

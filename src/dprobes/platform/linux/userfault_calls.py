@@ -1,9 +1,9 @@
 """
-userfaultfd(2) in write-protect mode, through ioctl(2); the only file that makes these calls.
+userfaultfd(2) in write-protect mode, through ioctl(2). No other file makes these calls.
 
-An object reports writes to pages of the process that created it. Structures and numbers are from
-``include/uapi/linux/userfaultfd.h``. Write protection of anonymous memory is since Linux 5.7, of shared memory since
-5.19; ``/dev/userfaultfd`` is since 6.1.
+A userfaultfd reports writes to pages of the process that created it. Structures and numbers are from
+``include/uapi/linux/userfaultfd.h``. Write protection of anonymous memory exists since Linux 5.7, of shared memory
+since 5.19, and ``/dev/userfaultfd`` since 6.1.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DEVICE = "/dev/userfaultfd"
 """Device whose ioctl NEW_OBJECT makes an object, for any process that has it open."""
 
 NEW_OBJECT = 0xAA00
-"""USERFAULTFD_IOC_NEW; the argument are NEW_FLAGS."""
+"""USERFAULTFD_IOC_NEW. Its argument is NEW_FLAGS."""
 
 NEW_FLAGS = os.O_CLOEXEC | os.O_NONBLOCK
 
@@ -59,8 +59,8 @@ class Message(NamedTuple):
     """
     Message of a userfaultfd about an event.
 
-    For PAGE_FAULT, ``address`` is the first written byte in its page, and ``tid`` the thread, as its own PID namespace
-    numbers it. Otherwise the event concerns the addresses from ``address`` to ``end`` (excluded).
+    For PAGE_FAULT, ``address`` is the first written byte in its page. ``tid`` is the thread's id in its own PID
+    namespace. Any other event concerns the addresses from ``address`` to ``end`` (excluded).
     """
 
     event: FaultEvent
@@ -71,7 +71,7 @@ class Message(NamedTuple):
 
 class UserFaults:
     """
-    Userfaultfd of another process; ``descriptor`` is this process's copy, which is closed with the object.
+    Userfaultfd of another process. ``descriptor`` is a copy in this process, which is closed with the object.
 
     When the last descriptor is closed, the kernel removes the protection of all pages and wakes all waiting threads.
     """
@@ -101,15 +101,15 @@ class UserFaults:
         ioctl(self.descriptor, _REGISTER, _FOUR.pack(start, size, _REGISTER_MODE_WP, 0))
 
     def unregister(self, start: int, size: int) -> None:
-        """Unregister pages, which ends their write protection; pages that are not registered are ignored."""
+        """End the write protection of pages; ignore pages that are not registered."""
         with contextlib.suppress(OSError):
             ioctl(self.descriptor, _UNREGISTER, _RANGE.pack(start, size))
 
     def protect(self, start: int, size: int) -> None:
         """
-        Write-protect registered pages: a write is reported, and its thread waits.
+        Write-protect registered pages: a write is reported, and the writing thread waits.
 
-        OSError if they are not registered.
+        Raise OSError if the pages are not registered.
         """
         self._change(start, size, _PROTECT)
 
@@ -146,7 +146,11 @@ class UserFaults:
 
     @property
     def faults_waiting(self) -> int:
-        """Number of messages about page faults that have arrived; they are read before those about other events."""
+        """
+        Number of pending messages about page faults.
+
+        The kernel delivers these before messages about other events.
+        """
         try:
             with open(f"/proc/self/fdinfo/{self.descriptor}", encoding="ascii") as file:
                 return next((int(line.split()[1]) for line in file if line.startswith("pending:")), 0)
@@ -155,9 +159,10 @@ class UserFaults:
 
     def read(self, count: int) -> list[Message]:
         """
-        Return at most ``count`` messages about events that have arrived, without waiting.
+        Read at most ``count`` pending messages, without waiting.
 
-        The list is empty also if the process has ended. A thread whose event is not a page fault goes on at once.
+        Return an empty list if there is none or the process has ended. If an event is not a page fault, its thread
+        continues at once.
         """
         try:
             data = os.read(self.descriptor, _MESSAGE.size * min(count, _MESSAGES_MAX))

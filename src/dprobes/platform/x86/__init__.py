@@ -1,1 +1,1 @@
-"""Support for x86 that engines share: emulation, relocation and stepping of instructions, and debug registers."""
+"""Parts of engines that are specific to x86: emulation, relocation and stepping of instructions; debug registers."""

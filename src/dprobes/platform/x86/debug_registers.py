@@ -109,8 +109,8 @@ def assign(current: Mapping[int, _T], wanted: Sequence[_T], taken: Iterable[int]
     """
     Assign ``wanted`` watches to debug registers that others have not ``taken``.
 
-    Return the watches by register number, and those for which there is none. A watch of ``current`` that is still
-    wanted keeps its register, so that the report of an earlier hit that is still pending stays correct.
+    Return the watches by register number, and the watches for which no register is left. A watch of ``current`` that is
+    still wanted keeps its register. So a pending report of an earlier hit stays correct.
     """
     slots = {slot: item for slot, item in current.items() if item in wanted}
     free = [slot for slot in SLOTS if slot not in slots and slot not in set(taken)]

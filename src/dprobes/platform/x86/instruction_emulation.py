@@ -2,8 +2,8 @@
 Instructions that the tracer emulates instead of single-stepping the thread.
 
 A single step costs two more stops of the thread, and the breakpoint must be removed meanwhile. Most probed instructions
-only move words between registers and the stack, or jump. The emulation of a probed instruction is decided once for each
-site (``plan``) and carried out at each hit.
+only move words between registers and the stack, or jump. ``plan`` decides once for each site whether to emulate; the
+emulation is carried out at each hit.
 
 An emulation is a tuple: its ``Action``, the length of the instruction in bytes, and operands. Registers are numbers of
 ``ptrace_calls.Register``, a size is the word size of the process, and distances count from the end of the instruction.
@@ -107,10 +107,10 @@ def uses_return_addresses(emulation: tuple[Any, ...]) -> bool:
 
 def emulate(emulation: tuple[Any, ...], registers: RegisterWords, memory: StackMemory) -> bool:
     """
-    Carry out the instruction at the instruction pointer of ``registers``; return whether it was done.
+    Execute the instruction at the instruction pointer of ``registers``; return True if that was possible.
 
-    False means that the thread must step, and that nothing has been changed. Either the instruction is not emulated, or
-    memory was not accessible, and the step causes the fault.
+    If it is False, nothing has changed, and the thread must be single-stepped: either this instruction is not emulated,
+    or memory was not accessible, and the step will cause the fault.
     """
     action = _ACTIONS.get(emulation[0])
     if action is None:
@@ -213,7 +213,7 @@ def _branch(emulation: tuple[Any, ...], registers: RegisterWords, memory: StackM
 
 def _holds(condition: int, flags: int) -> bool:
     """
-    Return True if a condition code holds for ``flags``, the EFLAGS; odd codes negate the even ones.
+    Return True if a condition code is true for ``flags``, the value of EFLAGS. An odd code negates the even one before.
 
     Source: Intel SDM, volume 1, appendix B.
     """
@@ -385,8 +385,8 @@ class MemoryMove(NamedTuple):
     """
     Move of ``size`` bytes between a register and memory at ``base`` + ``other`` * ``scale`` + ``displacement``.
 
-    Registers are ``Register`` numbers; ``other`` is the index register. ``base`` and ``other`` are -1 for none. If
-    ``base`` is RIP, the displacement counts from the start of the instruction.
+    ``register``, ``base`` and the index register ``other`` are ``Register`` numbers, or -1 for none. If ``base`` is
+    RIP, the displacement counts from the start of the instruction.
     """
 
     register: int
@@ -399,7 +399,7 @@ class MemoryMove(NamedTuple):
 
 
 def memory_move(raw: bytes, word_size: int) -> MemoryMove | None:
-    """Return the move of a ``mov`` of 4 or 8 bytes between a general register and memory; None for others."""
+    """Return the move that a ``mov`` of 4 or 8 bytes between a general register and memory makes; None for others."""
     rex = raw[0] if word_size == 8 and raw and 0x40 <= raw[0] <= 0x4F else 0
     body = raw[1:] if rex else raw
     if len(body) < 2 or body[0] not in (0x89, 0x8B) or body[1] >= 0xC0:
@@ -430,7 +430,11 @@ def _plan_data(body: bytes, rex: int, word_size: int, length: int) -> tuple[Any,
 
 
 def _mask(rex: int, word_size: int) -> int:
-    """Return the mask of the operand size that a REX prefix selects; 32-bit results clear a register's upper half."""
+    """
+    Return the mask of the operand size that a REX prefix selects.
+
+    A 32-bit result clears the register's upper half.
+    """
     return _MASK_64 if word_size == 8 and rex & 8 else _MASK_32
 
 
@@ -443,7 +447,7 @@ def _plan_move(body: bytes, rex: int, word_size: int, length: int) -> tuple[Any,
 
 
 def _plan_address(body: bytes, rex: int, word_size: int, length: int) -> tuple[Any, ...]:
-    """Return the emulation of ``lea``; ModRM and SIB as in volume 2, tables 2-2 and 2-3."""
+    """Return the emulation of ``lea``. ModRM and SIB are decoded by the Intel SDM, volume 2, tables 2-2 and 2-3."""
     mode, low = body[1] >> 6, body[1] & 7
     destination = _BY_NUMBER[(body[1] >> 3 & 7) | (rex & 4) << 1]
     base, index, scale = -1, -1, 1

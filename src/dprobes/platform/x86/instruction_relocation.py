@@ -1,9 +1,9 @@
 """
 Relocation of an instruction to another address, decided once for each site.
 
-With a copy in an out-of-line *slot*, other threads need not be stopped during a single step, because the breakpoint
-stays. An operand relative to the instruction pointer is corrected in the copy. The instruction pointer and a pushed
-return address are corrected after the step. Instructions that cannot be corrected are stepped in place.
+If a thread single-steps a copy in an out-of-line *slot*, the breakpoint stays, and other threads need not be stopped.
+An operand relative to the instruction pointer is corrected in the copy. The instruction pointer and a pushed return
+address are corrected after the step. Instructions that cannot be corrected are stepped in place.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class CodeCopy(NamedTuple):
     """
     Addresses of an instruction's copy and of the original instruction.
 
-    With ``exact``, a thread stopped at the copy has the same registers and memory as one stopped at the original,
+    If ``exact`` is True, a thread stopped at the copy has the registers and memory that it would have at the original,
     except the program counter.
     """
 
@@ -35,12 +35,12 @@ class CodeCopy(NamedTuple):
 
 class Copy(NamedTuple):
     """
-    Properties of an instruction that decide how its copy at another address executes it.
+    Properties of an instruction that decide how its copy at another address is executed.
 
-    ``displacement`` is the offset of the 32-bit distance of an operand relative to the instruction pointer, 0 if it has
-    none. ``pushes_return`` marks a call through a register or memory, whose return address must be corrected. An
-    instruction that ``cannot_fault`` uses general registers only, and always completes. An instruction that
-    ``leads_on`` needs no correction after it, and stores its address nowhere.
+    * ``displacement``: offset in the instruction of a 32-bit distance relative to the instruction pointer; 0 for none.
+    * ``pushes_return``: it is a call through a register or memory, and its return address must be corrected.
+    * ``cannot_fault``: it uses general registers only, and always completes.
+    * ``leads_on``: it needs no correction afterwards, and stores its address nowhere.
     """
 
     displacement: int = 0
@@ -52,9 +52,9 @@ class Copy(NamedTuple):
 @lru_cache(1 << 14)
 def copy_of(raw: bytes, word_size: int) -> Copy | None:
     """
-    Return how to execute a copy of the instruction ``raw`` elsewhere; None if it must be executed in place.
+    Return how a copy of the instruction ``raw`` is executed, or None if the instruction must be executed in place.
 
-    ``word_size`` is that of the code in bytes, 4 or 8.
+    ``word_size`` is the word size of the code in bytes, 4 or 8.
     """
     from iced_x86 import Decoder, FlowControl
 
@@ -77,9 +77,10 @@ def copy_of(raw: bytes, word_size: int) -> Copy | None:
 
 def relocated(raw: bytes, copy: Copy, address: int, slot: int) -> bytes | None:
     """
-    Return the bytes of an instruction's copy at ``slot``; the instruction ``raw`` is at ``address``.
+    Return the bytes of an instruction's copy at ``slot``.
 
-    ``copy`` has its properties. Return None if its operand is not within 2 GiB of ``slot``.
+    The instruction has the bytes ``raw``, is at ``address``, and has the properties ``copy``. Return None if its memory
+    operand is not within 2 GiB of ``slot``.
     """
     if not copy.displacement:
         return raw

@@ -1,9 +1,9 @@
 """
 Images of registers: signal frames, from which a thread returns with all of its registers, and XSAVE images.
 
-The frame has the format that the kernel writes for a signal handler (``arch/x86/include/asm/sigframe.h``,
-``asm/fpu/signal.h``, ``include/uapi/asm/sigcontext.h``). It grows upwards from the new stack pointer. A 32-bit one
-begins after the 12 bytes that the three pops of ``int $0x80; pop; pop; pop; ret`` remove::
+A frame has the format that the kernel writes for a signal handler (``arch/x86/include/asm/sigframe.h``,
+``asm/fpu/signal.h``, ``include/uapi/asm/sigcontext.h``). It begins at the new stack pointer. In a 32-bit process it
+begins after 12 bytes, which the three pops of ``int $0x80; pop; pop; pop; ret`` remove::
 
     rsp ─► return address ─► rt_sigreturn gadget
            ucontext: flags, link, stack (24), sigcontext (256), signal mask
@@ -59,7 +59,7 @@ _HYPERVISOR_PRESENT = 1 << 31
 
 
 def cpuid(leaf: int, subleaf: int = 0) -> tuple[int, int, int, int]:
-    """Return (eax, ebx, ecx, edx) of the CPUID instruction; raise OSError if this process may not map code."""
+    """Execute the CPUID instruction and return (eax, ebx, ecx, edx); raise OSError if this process may not map code."""
     result = _Result()
     _code()(leaf, subleaf, result)
     eax, ebx, ecx, edx = result
@@ -67,7 +67,7 @@ def cpuid(leaf: int, subleaf: int = 0) -> tuple[int, int, int, int]:
 
 
 def cpuid_of_leaf(leaf: int, subleaf: int = 0) -> tuple[int, int, int, int]:
-    """Return (eax, ebx, ecx, edx) of a leaf, or zeros if it is above the highest leaf of its range."""
+    """Return (eax, ebx, ecx, edx) of a CPUID leaf, or zeros if the processor does not have the leaf."""
     first = leaf & _RANGE
     if first == _HYPERVISOR_RANGE and not cpuid(1)[2] & _HYPERVISOR_PRESENT:
         return 0, 0, 0, 0
@@ -120,7 +120,7 @@ class FloatingPoint:
         self._components = self._number(_HEADER, 8) if len(image) > _HEADER else _X87 | _SSE
 
     def register(self, index: int) -> int:
-        """Return the register with this index of appendix A; 0 for any other register."""
+        """Return the register with an index of appendix A, or 0 if there is no such register."""
         if index in _YMM:
             number = index - _YMM.start
             return self._xmm(number) | self._upper_half(number) << 128
@@ -185,7 +185,7 @@ _STATE_BV = 512  # XSTATE_BV in the XSAVE header: which components are not in th
 _FSAVE_SIZE = 112
 
 TILE_DATA = 18
-"""Number of the XSAVE component of AMX tiles, the only one that a thread must request before it has it."""
+"""Number of the XSAVE component of AMX tiles. A thread must request this component before it can use it."""
 _RED_ZONE = 128
 
 # UC_FP_XSTATE | UC_SIGCONTEXT_SS | UC_STRICT_RESTORE_SS. A stack size of 1 makes the kernel's do_sigaltstack fail with
@@ -204,7 +204,11 @@ _ORDER_64 = tuple(
 
 
 class SignalFrame(NamedTuple):
-    """Signal frame on a thread's stack: address, bytes, and the stack pointer with which code returns into it."""
+    """
+    Signal frame on a thread's stack.
+
+    ``stack_pointer`` is the stack pointer with which code returns into the frame.
+    """
 
     address: int
     data: bytes
@@ -275,8 +279,8 @@ def restorable(xstate: bytes, tiles: int) -> bytes:
     """
     Return the part of an XSAVE image from ptrace that a signal frame may contain.
 
-    ``tiles`` is the offset of the AMX tiles in the image, 0 without AMX. ptrace returns the tiles of AMX for every
-    thread. The kernel accepts a frame with them only from a thread that uses them. For any other it restores the x87
+    ``tiles`` is the offset of the AMX tiles in the image, or 0 without AMX. ptrace returns tiles for every thread, but
+    the kernel accepts a frame with tiles only from a thread that uses them. For any other thread it restores the x87
     unit and SSE, and clears the rest (``check_xstate_in_sigframe``).
     """
     bit = 1 << TILE_DATA
@@ -288,9 +292,9 @@ def restorable(xstate: bytes, tiles: int) -> bytes:
 
 def _restarting(registers: Sequence[int]) -> list[int]:
     """
-    Return the general registers with which the kernel would restart the system call that a signal has interrupted.
+    Return the general registers with which the kernel would restart the system call that a signal interrupted.
 
-    Outside of a system call, or in one that is not restarted, they are those given.
+    Return ``registers`` if the thread is not in a system call, or if the call is not restarted.
     """
     values = list(registers)
     if values[Register.ORIG_RAX] < NO_SYSTEM_CALL and values[Register.RAX] in RESTARTS:

@@ -36,8 +36,9 @@ def written_memory(raw: bytes, registers: RegisterWords, word_size: int) -> list
     """
     Return (address, size) of each range of memory that the instruction at the start of ``raw`` will write.
 
-    ``registers`` are those before it. Of a repeated string instruction it is one element. Return None if the ranges
-    cannot be computed: the instruction is unknown, has a mask, scatters, or saves a state of variable size.
+    ``registers`` are the values before it is executed. For a repeated string instruction, the range is one element.
+    Return None if the ranges cannot be computed: the instruction is unknown, has a mask, scatters, or saves a state of
+    variable size.
     """
     pc = registers[Register.RIP]
     operands = _operands(raw, pc, word_size)

@@ -1,11 +1,11 @@
 """
-Possible targets of branches in the code of a file, which must not be in the middle of a window.
+Possible targets of branches in the code of a file. No target may be in the middle of a window.
 
-These are starts of functions, targets of direct branches and of jump tables, addresses that code or data contains, and
-the landing pads of exceptions. The code is decoded from each known start to the next one. Data in between is decoded as
-well, and bytes that look like near branches count wherever they are: a false target only prevents a window.
+Targets are the starts of functions, targets of direct branches and of jump tables, addresses in code or data, and the
+landing pads of exceptions. The code is decoded from each known start to the next one. Data between functions is
+decoded, too. Bytes that look like a near branch count wherever they are, because a false target only prevents a window.
 
-The same pass finds *dead* bytes: padding that follows an instruction from which control does not continue there.
+The same pass finds *dead* bytes: padding after an instruction from which control does not continue there.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class Spans:
         return self.end_at(address) > address
 
     def end_at(self, address: int) -> int:
-        """Return the end of the range that contains an address; the address itself if there is none."""
+        """Return the end of the range that contains an address, or the address itself if no range does."""
         i = bisect_right(self._starts, address) - 1
         return max(address, self._ends[i]) if i >= 0 else address
 
@@ -164,10 +164,10 @@ class Spans:
 @dataclass(frozen=True, slots=True)
 class ControlFlow:
     """
-    Control flow of a file: the link addresses of possible targets, and ``starts`` of functions, in order.
+    Control flow of a file, in link addresses: possible ``targets`` of branches, and sorted ``starts`` of functions.
 
-    ``dead`` bytes are not executed. The targets of ``vague`` code are unknown, because it computes them. Threads must
-    not be moved out of ``restartable`` sequences (rseq).
+    ``dead`` bytes are never executed. Code in ``vague`` ranges computes its targets, which are therefore unknown.
+    Threads must not be moved out of ``restartable`` sequences (rseq).
     """
 
     targets: frozenset[int]
@@ -186,7 +186,11 @@ def code_ranges(module: Module) -> list[CodeRange]:
 
 
 def control_flow(module: Module, ranges: list[CodeRange]) -> ControlFlow:
-    """Return the control flow of a file's code, as far as it can be known; raise ``TargetError`` if not x86-64."""
+    """
+    Return the control flow of a file's code as far as it is known.
+
+    Raise ``TargetError`` if the file is not for x86-64.
+    """
     if module.elf.machine != "x86_64":
         raise TargetError(f"'{module.path}' is for {module.elf.machine}, jumps to trampolines are made for x86_64")
     prepare_decoder()
@@ -210,7 +214,7 @@ def control_flow(module: Module, ranges: list[CodeRange]) -> ControlFlow:
 
 @dataclass(slots=True)
 class _Function:
-    """Decoded code from one start of a function to the next one; ``named`` are the addresses in its operands."""
+    """Decoded code from the start of a function to the next start. ``named`` has the addresses in its operands."""
 
     start: int
     end: int
@@ -289,9 +293,10 @@ class _Search:
 
     def follow(self) -> None:
         """
-        Add the code addresses in operands, and the targets of jump tables: 32-bit distances from the table's start.
+        Add as targets the code addresses in operands, and the entries of jump tables.
 
-        A function that jumps to another kind of sum is vague.
+        An entry is a 32-bit distance from the start of its table. A function that jumps to another kind of sum is
+        vague.
         """
         self.targets.update(address for address in self._named if self._is_code(address))
         segments = [(s.vaddr, self._elf.read(s.vaddr, s.filesz)) for s in self._elf.load_segments]
@@ -313,8 +318,8 @@ class _Search:
         """
         Iterate over the targets of a jump table that begins at ``place`` of ``data``.
 
-        The table ends at an entry whose target is no code. After the next named address, it continues only while
-        targets are in one function, because that address may be in the middle of the table.
+        The table ends at an entry whose target is not code. The next named address may be the start of another table,
+        or be in the middle of this one. After it, the table continues only while all targets are in one function.
         """
         within = None
         end = min(len(data) - _ENTRY.size + 1, place + _ENTRIES_MAX * _ENTRY.size)
@@ -379,8 +384,8 @@ class CodeBytes:
     """
     Code of a process from a start address to an end address (excluded), with the bytes that jumps have changed.
 
-    At most one jump has *written* a byte. A punned jump *relies* on bytes after it: those must stay as they are,
-    whether they are the file's or those of another jump.
+    A byte is *written* by at most one jump. A punned jump *relies* on the bytes after it: those must not change,
+    whether the file or another jump provides them.
     """
 
     __slots__ = ("current", "end", "original", "relied", "start", "written")
@@ -393,7 +398,7 @@ class CodeBytes:
         self.written = bytearray(len(original))
         self.relied = bytearray(len(original))
         """
-        The number of jumps that rely on each byte, at most five: its writer, and those of the four bytes before it.
+        Number of jumps that rely on each byte: at most five, its writer and the jumps at the four bytes before it.
         """
 
     def is_written(self, address: int, size: int) -> bool:
@@ -407,7 +412,7 @@ class CodeBytes:
         return any(self.relied[place : place + size])
 
     def is_free(self, address: int, size: int) -> bool:
-        """Return True if the bytes may be overwritten: no jump has written them or relies on them."""
+        """Return True if no jump has written the bytes or relies on them, so that they may be overwritten."""
         return not self.is_written(address, size) and not self.is_relied_on(address, size)
 
     def write(self, address: int, data: bytes) -> None:
@@ -417,7 +422,11 @@ class CodeBytes:
         self.written[place : place + len(data)] = b"\x01" * len(data)
 
     def rely(self, address: int, end: int, change: int = 1) -> None:
-        """Record that one more jump relies on the bytes up to ``end`` (excluded), or with ``change`` -1, one less."""
+        """
+        Record that one more jump relies on the bytes up to ``end`` (excluded).
+
+        With ``change`` -1, it is one less.
+        """
         for place in range(address - self.start, end - self.start):
             self.relied[place] += change
 
@@ -433,8 +442,7 @@ class ModuleCode:
     """
     Code of a module, mapped at its link addresses plus ``bias``, with its control flow.
 
-    ``size`` is that of the whole image in bytes: the maximum distance of code from an address that it refers to in its
-    module.
+    ``size`` is the size of the whole image in bytes. No code refers to an address in its module that is farther away.
     """
 
     def __init__(self, ranges: Iterable[CodeRange], flow: ControlFlow, bias: int, size: int) -> None:
@@ -461,6 +469,6 @@ class ModuleCode:
         return ModuleCode(ranges, self.flow, bias, self.size)
 
     def around(self, address: int) -> CodeBytes | None:
-        """Return the code that contains an address; None if there is none."""
+        """Return the range of code that contains an address, or None if none does."""
         i = bisect_right(self._starts, address) - 1
         return self.ranges[i] if i >= 0 and address < self.ranges[i].end else None

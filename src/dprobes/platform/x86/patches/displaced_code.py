@@ -1,9 +1,9 @@
 """
-Displaced code: executes one or more instructions at another address, and continues after the originals.
+Displaced code, which executes one or more instructions at another address and continues after the originals.
 
-The effects on registers, flags, memory and the program counter are those of the original, so bytes are kept if
-possible. Relative addresses are corrected; a short branch becomes a near one. A call pushes the *original* return
-address and jumps, so that unwinders and exceptions see the caller, and no call returns to the copy::
+It has the effects of the original on registers, flags, memory and the program counter. Bytes are copied unchanged where
+possible. Relative addresses are corrected, and a short branch becomes a near one. A call pushes the *original* return
+address and jumps. So unwinders and exceptions see the original caller, and no call returns to the copy::
 
     call TARGET      push RETURN (low half) | mov dword [rsp+4], RETURN (high half) | jmp TARGET
     call [MEMORY]    push [MEMORY] | pop [rsp-16] | push ... | mov ... | jmp [rsp-8]
@@ -12,7 +12,7 @@ address and jumps, so that unwinders and exceptions see the caller, and no call 
     syscall          syscall | mov rcx, NEXT: the value that the instruction leaves in rcx
 
 A call through memory loads the target before it pushes anything, as the original does, so a fault leaves the state
-unchanged. The size of the code depends on the original alone, and not on the address of the copy.
+unchanged. The size of the code depends only on the original, not on the address of the copy.
 
 The process can observe these differences: the address of a faulting instruction, the last-instruction address of the
 x87 unit, and words in the red zone below a return address, which a call through memory overwrites.
@@ -46,9 +46,10 @@ _JUMP_SHORT_5 = b"\xeb\x05"
 
 class DisplacedCode(NamedTuple):
     """
-    Code at ``address`` for the ``size`` bytes at ``original``, with the boundaries of its instructions in order.
+    Code at ``address`` that executes the ``size`` bytes of instructions from ``original`` on.
 
-    ``comes_back`` is True if control continues after the original.
+    ``boundaries`` has the addresses of its instructions, in order. ``comes_back`` is True if control continues after
+    the original instructions.
     """
 
     original: int
@@ -59,13 +60,21 @@ class DisplacedCode(NamedTuple):
     comes_back: bool
 
     def at(self, pc: int) -> CodeCopy | None:
-        """Return the addresses of the instruction whose copy contains ``pc``; None if ``pc`` is not in the copies."""
+        """
+        Return the addresses of the copied instruction that contains ``pc``.
+
+        Return None if ``pc`` is not in the copies.
+        """
         if not self.address <= pc < self.address + len(self.code):
             return None
         return self.boundaries[bisect_right(self.boundaries, pc, key=lambda boundary: boundary.copy) - 1]
 
     def copy_of(self, original: int) -> int | None:
-        """Return the address in the copy for a thread at the start of a displaced instruction; None elsewhere."""
+        """
+        Return the address to which a thread at the start of a displaced instruction can be moved.
+
+        Return None elsewhere.
+        """
         if not self.original <= original < self.original + self.size:
             return None
         return next((b.copy for b in self.boundaries if b.original == original and b.exact), None)
@@ -73,11 +82,11 @@ class DisplacedCode(NamedTuple):
 
 def displaced(raw: bytes, address: int, copy: int, *, goes_back: bool = True) -> DisplacedCode | None:
     """
-    Return code that executes at ``copy`` the instructions with the bytes ``raw``, which are at ``address``.
+    Return code at the address ``copy`` that executes the instructions with the bytes ``raw`` from ``address``.
 
     Return None if an address in them is too far from the copy. Each instruction must be displaceable. Only the last one
-    may be a system call, or an instruction from which control does not continue. With ``goes_back`` False, control
-    continues after the copy: so a handler can run between two instructions of a window.
+    may be a system call, or an instruction from which control does not continue. If ``goes_back`` is False, control
+    continues after the copy. So a handler can run between two instructions of a window.
     """
     sizes = _sizes_of_plain(raw)
     if sizes is not None:
@@ -103,7 +112,7 @@ def displaced(raw: bytes, address: int, copy: int, *, goes_back: bool = True) ->
 
 @lru_cache(1 << 14)
 def _sizes_of_plain(raw: bytes) -> tuple[int, ...] | None:
-    """Return the sizes of instructions whose copies are their bytes, and return; None if there is another one."""
+    """Return the sizes of instructions that can be copied unchanged, or None if one of them cannot."""
     from iced_x86 import Decoder, FlowControl
 
     sizes, position = [], 0
@@ -149,7 +158,11 @@ def jump(address: int, target: int) -> bytes:
 
 
 def _distance(end: int, target: int) -> bytes:
-    """Return the distance field of an instruction that ends at ``end``; raise OverflowError if 32 bits are too few."""
+    """
+    Return the distance field of an instruction that ends at ``end``.
+
+    Raise OverflowError if it needs more than 32 bits.
+    """
     return (target - end).to_bytes(4, "little", signed=True)
 
 
@@ -163,7 +176,7 @@ class _Copier:
         self.comes_back = True
 
     def put(self, code: bytes, original: int, *, exact: bool = True) -> None:
-        """Append the copy of the instruction at ``original``; ``exact`` is as in ``CodeCopy``."""
+        """Append the copy of the instruction at ``original``; ``exact`` as in ``CodeCopy``."""
         self.boundaries.append(CodeCopy(self.end, original, exact))
         self.code += code
         self.end += len(code)

@@ -1,8 +1,8 @@
 """
-Placement of many probes in one module: for each instruction the first plan whose bytes and addresses are free.
+Placement of many probes in one module. Each instruction gets the first plan whose bytes and addresses are free.
 
 Sites are planned from the highest address downwards. So a punned jump, which shares bytes with the following code, sees
-the final jumps there. Each jump is decoded at its address before it is accepted.
+the final jumps in that code. Each jump is decoded at its address before it is accepted.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def writes_of(plan: Plan, reach: Reach, trampoline: int) -> tuple[Write, ...]:
     """
     Return the writes that insert a planned jump to ``trampoline``, in order.
 
-    ``reach`` is the one of the plan's reaches that contains the trampoline. The last write makes the others reachable.
+    ``reach`` is the reach of the plan that contains the trampoline. The last write makes the others reachable.
     """
     if plan.padding is None:
         code = _PREFIX * reach.prefixes + jump(plan.start + reach.prefixes, trampoline)
@@ -57,9 +57,9 @@ def writes_of(plan: Plan, reach: Reach, trampoline: int) -> tuple[Write, ...]:
 
 def leads_to(code: CodeBytes, address: int) -> int | None:
     """
-    Return the target of the ``jmp rel32`` at an address, or of the one that a short jump there leads to.
+    Return the target of the ``jmp rel32`` at an address, or at the target of a short jump at that address.
 
-    Return None if the code has no jump there.
+    Return None if there is no jump.
     """
     from iced_x86 import Code, Decoder
 
@@ -104,9 +104,10 @@ class Shared(NamedTuple):
 
 class Placer:
     """
-    Placer of jumps and trampolines for sites of a module, with ``room`` bytes each unless a call gives another size.
+    Placer of jumps and trampolines for sites of a module. A trampoline has ``room`` bytes by default.
 
-    A site in a window that is displaced for another one shares its trampoline. That is avoided where possible.
+    If the instruction at a site is displaced for another site's jump, both share a trampoline. This is avoided where
+    possible.
     """
 
     def __init__(self, module: ModuleCode, space: AddressSpace, room: int) -> None:
@@ -124,10 +125,11 @@ class Placer:
         others: Collection[int] = (),
     ) -> Iterator[Placement | Shared | Refusal]:
         """
-        Iterate over the results for sites, from the highest one downwards.
+        Iterate over the results for sites, from the highest address downwards.
 
-        Windows are tried before punned jumps with ``windows_first``, or if that is None, with more than ``MANY`` sites.
-        Jumps avoid ``others``, which are sites as well: without a jump they have a breakpoint, which changes a byte.
+        Windows are tried before punned jumps if ``windows_first`` is True, or if it is None and there are more than
+        ``MANY`` sites. Jumps avoid ``others``. These are sites that may get a breakpoint instead of a jump, which
+        changes a byte.
         """
         wanted = sorted(set(sites), reverse=True)
         if windows_first is None:
@@ -144,7 +146,7 @@ class Placer:
             )
 
     def remove(self, placement: Placement) -> bool:
-        """Restore the bytes of a placement; return False, and leave them, if another jump relies on them."""
+        """Restore the bytes of a placement. Return False, and change nothing, if another jump relies on them."""
         code = self._module.around(placement.plan.start)
         assert code is not None
         if any(code.is_relied_on(write.address, len(write.data)) for write in placement.writes):
@@ -161,9 +163,9 @@ class Placer:
 
     def enlarge(self, placement: Placement, room: int) -> Placement | None:
         """
-        Move a placement, except of a punned jump, to an address with more room.
+        Move a placement to an address with more room; it must not be a punned jump.
 
-        Return None if there is no such address, or if another jump relies on its bytes.
+        Return None if there is no such address, or if another jump relies on the placement's bytes.
         """
         plan = placement.plan
         assert plan.method is not Method.PUN, "it displaces one instruction, and has no other address"
@@ -206,7 +208,7 @@ class Placer:
 
     @staticmethod
     def _plans(site: Site, others: Collection[int], obstacles: list[str], *, windows_first: bool) -> Iterator[Plan]:
-        """Iterate over the plans of a site in the order in which they are tried; add the ``obstacles`` to others."""
+        """Iterate over the plans of a site in the order in which they are tried; append the reasons against others."""
         found = site.jump()
         if isinstance(found, Plan):
             yield found

@@ -49,7 +49,7 @@ _PAGE = 4096
 
 
 class Method(enum.Enum):
-    """Method by which a jump gets its bytes; the value completes "probed by a ..."."""
+    """Method by which a jump gets its bytes. The value completes the phrase "probed by a ..."."""
 
     JUMP = "jump"
     PUN = "punned jump"
@@ -75,7 +75,7 @@ _TERMS = {
 
 
 class Reach(NamedTuple):
-    """Possible targets of a jump with ``prefixes`` prefix bytes: addresses from ``first`` to ``last`` (included)."""
+    """Range of targets of a jump with ``prefixes`` prefix bytes: from ``first`` to ``last`` (included)."""
 
     prefixes: int
     first: int
@@ -84,12 +84,12 @@ class Reach(NamedTuple):
 
 class Plan(NamedTuple):
     """
-    Plan for the jump that probes the instruction at ``site``; all addresses are those of the process.
+    Plan for a jump that probes the instruction at ``site``; all addresses are addresses in the process.
 
-    The instructions with the bytes ``raw`` and the ``sizes`` are displaced from ``start`` on. ``start`` is the site,
+    The jump displaces instructions with the bytes ``raw`` and the ``sizes`` from ``start`` on. ``start`` is the site,
     the instruction after an ``endbr64`` at the site, or an instruction before the site. The first ``written`` bytes
-    change. The jump is at ``start``, or at the address ``padding``, and its target is in one of ``reaches``. With
-    ``emulates_call``, the displaced code pushes no return address on a shadow stack.
+    change. The jump itself is at ``start``, or at the address ``padding``, and its target is in one of ``reaches``. If
+    ``emulates_call`` is True, the displaced code pushes no return address on a shadow stack.
     """
 
     method: Method
@@ -110,10 +110,10 @@ class Plan(NamedTuple):
     @property
     def landings(self) -> tuple[int, ...]:
         """
-        The indices of the bytes of the jump's displacement at which displaced instructions began.
+        Indices of the bytes in the jump's displacement at which displaced instructions began.
 
-        A context that was saved there before may be resumed at any time. So each such byte must be an instruction that
-        traps.
+        A context that was saved at such an instruction may be resumed at any time. So each of these bytes must be the
+        start of an instruction that traps.
         """
         inner = (address - self.start - 1 for address in self.boundaries[1:])
         return tuple(place for place in inner if place < JUMP_SIZE - 1)
@@ -154,7 +154,7 @@ _LANDING_MARK = b"\xf3\x0f\x1e\xfa"
 _LOOKED_AT = JUMP_SIZE + 2 * MAX_LENGTH
 _NEAR = 1 << 31
 _ROOM_MAX = 1 << 16
-"""Maximum size of a trampoline in bytes; the offset of the displaced code in it depends on the handler."""
+"""Maximum size of a trampoline in bytes. The offset of the displaced code in it depends on the handler."""
 _VAGUE = "its function has computed jumps"
 _SHORT_BACK, _SHORT_ON = -128, 127
 
@@ -294,9 +294,9 @@ class Site:
 
     def puns(self) -> Plan | str:
         """
-        Return the plan for a punned jump, whose last bytes are those of the following code, or the reason against it.
+        Return the plan for a punned jump, whose last bytes are those of the following code, or the reason against one.
 
-        It has one reach for each number of prefixes in front of the jump.
+        The plan has one reach for each number of prefixes before the jump.
         """
         size = min(self.changeable, PAGE_SIZE - self.start % PAGE_SIZE, JUMP_SIZE - 1)
         reaches = []

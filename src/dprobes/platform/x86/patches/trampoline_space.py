@@ -2,10 +2,10 @@
 Addresses for trampolines, in the gaps between the mappings of a process.
 
 Most trampolines may be anywhere within reach of their site, and share *blocks*. A punned jump has few possible targets,
-sometimes a single one. It gets the page with such a target, and shares that page with other punned jumps. A jump over
-several instructions needs a displacement with trapping bytes (``TRAPS``) where displaced instructions began.
+sometimes a single one. It gets the page with one of them, and may share this page with other punned jumps. A jump over
+several instructions needs a displacement that has trapping bytes (``TRAPS``) where displaced instructions began.
 
-No address is in the range into which the heap or the stack of the process may grow (``process_maps.Growth``). None is
+No trampoline is in a range into which the heap or the stack of the process may grow (``process_maps.Growth``). None is
 in the low 4 GiB, unless the module itself is there.
 """
 
@@ -27,13 +27,13 @@ TRAPS = bytes.fromhex("06 07 0e 16 17 1e 1f 27 2f 37 3f 60 61 82 9a ce d4 d6 ea 
 """
 Bytes that begin a trapping instruction, whatever bytes follow: invalid in 64-bit code, or privileged.
 
-Bytes are excluded that have another meaning with APX (d5) or with a permission for ports (in, out), or that are a
-breakpoint.
+Excluded are bytes with another meaning under APX (d5), port instructions (in, out), which a permission allows, and
+breakpoints.
 """
 
 _LOW = 1 << 32
 _LOWEST = 1 << 20
-"""The lowest address for a trampoline; the addresses below catch accesses through null pointers."""
+"""The lowest address for a trampoline. The addresses below catch accesses through null pointers."""
 _HIGH = (1 << 47) - 2 * PAGE_SIZE
 """The end of user addresses (TASK_SIZE_MAX of arch/x86/include/asm/page_64_types.h), minus a page."""
 _NOWHERE = 1 << 64
@@ -77,7 +77,7 @@ class AddressSpace:
         self._used: list[tuple[int, int]] = []
         self._blocks: list[list[int]] = []  # cursor and end; the latest last
         self._holes: list[tuple[int, int]] = []
-        """Free ranges in blocks before their cursors, or in blocks with displacements that trap; the latest last."""
+        """Free ranges in blocks, before the cursor or where displacements trap. The latest range is the last item."""
         self._pages: list[int] = []
         self._cursors: dict[int, int] = {}
         self._searched: dict[int, int] = {}
@@ -85,9 +85,9 @@ class AddressSpace:
 
     def allocate(self, first: int, last: int, size: int, base: int = 0, landings: Collection[int] = ()) -> int | None:
         """
-        Return an address from ``first`` to ``last`` (included) for ``size`` bytes in a block; None if there is no room.
+        Return an address from ``first`` to ``last`` (included) for ``size`` bytes in a block, or None without room.
 
-        The bytes with the indices ``landings`` of its displacement from ``base`` are instructions that trap.
+        A jump that ends at ``base`` then has trapping bytes at the indices ``landings`` of its displacement.
         """
         if landings:
             return self._allocate_trapping(first, last, size, _Distances(base, frozenset(landings)))
@@ -119,7 +119,7 @@ class AddressSpace:
         return None
 
     def _trapping_block(self, first: int, last: int, size: int, distances: _Distances, origin: int) -> int | None:
-        """Begin a block for an address a little above ``origin``; return the address, None if there is no room."""
+        """Begin a block for an address a little above ``origin``; return the address, or None if there is no room."""
         limit = min(last, origin + _AHEAD)
         address = distances.next_address(max(first, origin))
         while address <= limit:
@@ -139,7 +139,7 @@ class AddressSpace:
         return None
 
     def _end_of_use(self, address: int, size: int) -> int | None:
-        """Return the end of the used range that overlaps some bytes; None if there is none."""
+        """Return the end of the used range that overlaps the bytes, or None if there is none."""
         i = bisect_left(self._used, (address + size, 0))
         return self._used[i - 1][1] if i and self._used[i - 1][1] > address else None
 
@@ -169,7 +169,7 @@ class AddressSpace:
         return None
 
     def release(self, address: int, size: int) -> None:
-        """Release the bytes of a claim; those of a block are not reused."""
+        """Release claimed bytes. Bytes of a block are not reused."""
         i = bisect_left(self._used, (address, address + size))
         if i < len(self._used) and self._used[i] == (address, address + size):
             del self._used[i]
@@ -227,7 +227,11 @@ class AddressSpace:
         )
 
     def _in_new_page(self, first: int, last: int, size: int) -> int | None:
-        """Return an address in an unused page, searched from where the latest was found; None if there is none."""
+        """
+        Return an address in an unused page, or None if there is none.
+
+        The search starts at the page that was found last.
+        """
         key, start = first >> 24, _page_end(first)
         found = None
         for begin in (max(start, self._searched.get(key, 0)), start):
@@ -242,7 +246,7 @@ class AddressSpace:
         return found
 
     def _unused_page(self, page: int, last: int, size: int) -> int | None:
-        """Return the first page from ``page`` to ``last`` at which ``size`` bytes are unused; None if there is none."""
+        """Return the first page from ``page`` to ``last`` with ``size`` unused bytes, or None if there is none."""
         while page <= last:
             if not self._is_free(page, size):
                 page = _page_end(self._next_gap(page))
@@ -253,7 +257,7 @@ class AddressSpace:
         return None
 
     def _room_for_block(self, first: int, last: int, size: int) -> int | None:
-        """Return the address of a block, near to the module and away from mappings if possible; None without room."""
+        """Return an address for a block, near the module and away from mappings if possible, or None without room."""
         for distance in (_DISTANCE, _SHORT_DISTANCE, 0):
             places = [
                 place
@@ -270,7 +274,11 @@ class AddressSpace:
         return address - end if address >= end else start - address
 
     def _in_gap(self, first: int, last: int, size: int) -> int | None:
-        """Return a free address from ``first`` to ``last`` for a block, nearest to the module; None without one."""
+        """
+        Return the free address from ``first`` to ``last`` for a block that is nearest to the module.
+
+        Return None without room.
+        """
         low, high = _page_end(first), last & -PAGE_SIZE
         if low > high:
             return None
@@ -278,9 +286,9 @@ class AddressSpace:
 
     def _beside_used(self, low: int, high: int, size: int, direction: int) -> int | None:
         """
-        Return the first free address for ``size`` bytes from ``low`` upwards or ``high`` downwards; None without one.
+        Return the first free address for ``size`` bytes, or None without room.
 
-        ``direction`` is 1 for upwards, -1 for downwards.
+        The search goes from ``low`` upwards if ``direction`` is 1, and from ``high`` downwards if it is -1.
         """
         start = low if direction > 0 else high
         while low <= start <= high:
