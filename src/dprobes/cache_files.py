@@ -48,7 +48,7 @@ def cache_directory() -> str:
 
 
 def read_cached(directory: str, name: str) -> bytes | None:
-    """Return the contents of a file; None if it is missing, too large, or writable by other users."""
+    """Return the contents of a file, or None if it is missing, too large, or writable by other users."""
     with contextlib.suppress(OSError, ValueError), trusted_directory(directory) as parent:
         descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=parent)
         with os.fdopen(descriptor, "rb") as file:

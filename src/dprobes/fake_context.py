@@ -337,7 +337,7 @@ class FakeContext:
         return self._by_index(self._registers_at_entry()).get(index, 0)
 
     def entry_counter(self, number: int) -> int | None:
-        """Return a performance counter at the entry; None if it was not set."""
+        """Return a performance counter at the entry, or None if it was not set."""
         self.entry_time()
         return (self.entry or {}).get(COUNTERS[number].name)
 
@@ -366,7 +366,7 @@ class FakeContext:
         return self.ids["task"]
 
     def counter(self, number: int) -> int | None:
-        """Return a performance counter; None if the thread has none of this number."""
+        """Return a performance counter, or None if the thread has none of this number."""
         return self.counters.get(COUNTERS[number].name)
 
     def time(self) -> int:

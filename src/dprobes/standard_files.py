@@ -88,7 +88,7 @@ class WaitingFile(io.RawIOBase):
         """True if some output was lost."""
         self.is_given_up = False
         self.problem: str | None = None
-        """The reason for the loss; None if the reader has closed the file."""
+        """The reason for the loss, or None if the reader has closed the file."""
         kind = os.fstat(descriptor).st_mode
         self._waits = stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind) or os.isatty(descriptor)
         self._own = _opened_anew(descriptor) if self._waits and not stat.S_ISSOCK(kind) else -1
@@ -255,7 +255,7 @@ def own_standard_files() -> None:
 
 
 def waiting_file_of(stream: TextIO) -> WaitingFile | None:
-    """Return the ``WaitingFile`` that a stream writes to; None if it writes to another kind of file."""
+    """Return the ``WaitingFile`` that a stream writes to, or None if it writes to another kind of file."""
     found = getattr(getattr(stream, "buffer", None), "raw", None)
     return found if isinstance(found, WaitingFile) else None
 

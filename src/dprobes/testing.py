@@ -89,7 +89,7 @@ def run_handler(
 
 def record_of(outcome: Outcome, context: FakeContext) -> LogRecord | None:
     """
-    Return the record of a hit as an engine would produce it; None after ``abort``.
+    Return the record of a hit as an engine would produce it, or None after ``abort``.
 
     A stack trace would be a second record, which is not returned; ``outcome.trace`` contains its data.
     """

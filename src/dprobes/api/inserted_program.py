@@ -243,7 +243,7 @@ class RecordList(Sequence["LogRecord"]):
 
 
 def _plain(value: object) -> Any:
-    """Return a value in a form that Arrow accepts; None for a value that could not be read."""
+    """Return a value in a form that Arrow accepts, or None for a value that could not be read."""
     match value:
         case list() | tuple():
             return [item if isinstance(item, int) else str(item) for item in value]
@@ -486,7 +486,7 @@ class InsertedProgram:
     @property
     def exit_status(self) -> int | None:
         """
-        The exit status of the launched command, negative for a signal; None before its end and without a command.
+        The exit status of the launched command, negative for a signal, or None before its end and without a command.
 
         With a stub it is the exit status of the program that the stub debugs.
         """

@@ -231,7 +231,7 @@ class ProbeSession:
         """
         Wait until all programs have ended by themselves: with the processes in scope, or removed by their handlers.
 
-        A launched command is started if necessary. Return its exit status, negative for a signal; None without a
+        A launched command is started if necessary. Return its exit status, negative for a signal, or None without a
         command, and after ``timeout`` seconds. Raise ``EngineError`` for a program that failed, or of which no
         probepoint could be inserted.
         """
@@ -260,7 +260,7 @@ class ProbeSession:
     @property
     def exit_status(self) -> int | None:
         """
-        The exit status of a launched command, negative for a signal; None before its end and without a command.
+        The exit status of a launched command, negative for a signal, or None before its end and without a command.
 
         With a stub it is the exit status of the program that the stub debugs.
         """

@@ -410,7 +410,7 @@ class _Relocation:
         self._spans = spans
 
     def span(self, span: Span | None) -> Span | None:
-        """Return the span in Python code for a span in the text; None if ``span`` is None."""
+        """Return the span in Python code for a span in the text, or None if ``span`` is None."""
         if span is None or span.file.name != self._file.name:
             return span
         return self._spans[min(span.line, len(self._spans)) - 1]

@@ -158,7 +158,7 @@ class ExpressionParser:
             return self._postfix()
 
     def _cast_length(self) -> int:
-        """Return the number of tokens of a cast ``(type)`` that comes next, with its brackets; 0 if none does."""
+        """Return the number of tokens of a cast ``(type)`` that comes next, with its brackets, or 0 if none does."""
         cursor = self._cursor
         if not cursor.sees("("):
             return 0

@@ -28,7 +28,7 @@ class Machine(Protocol):
         """Return the names of the tracepoints of a subsystem that match a shell pattern."""
 
     def arrays(self, subsystem: str, name: str) -> Mapping[str, int]:
-        """Return the sizes in bytes of a tracepoint's array fields, by field; 0 if the size is in the record."""
+        """Return the sizes in bytes of a tracepoint's array fields, by field, or 0 if the size is in the record."""
 
     def pointers(self, subsystem: str, name: str) -> Mapping[str, str]:
         """Return the C types of a tracepoint's fields that point to structures, by field."""

@@ -85,7 +85,7 @@ class PrintWriter:
         return lines
 
     def flush(self) -> str | None:
-        """Return a ``printf`` of the output collected so far, and forget that; None if it is empty or blank."""
+        """Return a ``printf`` of the output collected so far, and forget that, or None if it is empty or blank."""
         format_, arguments = self._format.removesuffix("\\n"), self._arguments
         self._format, self._arguments = "", []
         if not format_.strip():

@@ -63,7 +63,7 @@ def compiled_here(
 
 
 def _module_of(program: Program, vantage: Vantage, diagnostics: Diagnostics) -> Sequence[Path]:
-    """Return the file of a program's module; an empty sequence if it is not on this machine."""
+    """Return the file of a program's module, or an empty sequence if it is not on this machine."""
     if space_of(program) is not Space.MODULE:
         return ()
     module = find_module(program.name, pid=vantage.tid, command=vantage.command)

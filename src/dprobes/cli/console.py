@@ -67,7 +67,7 @@ def note(message: str, hint: str | None = None, details: str = "") -> None:
 
 
 def width() -> int | None:
-    """Return the number of columns of the terminal for messages; None if standard error is not a terminal."""
+    """Return the number of columns of the terminal for messages, or None if standard error is not a terminal."""
     try:
         return os.get_terminal_size(sys.stderr.fileno()).columns or None
     except (OSError, ValueError, AttributeError):

@@ -175,7 +175,7 @@ def _show_usage_error(error: click.UsageError) -> None:
 
 
 def _option_hint(error: click.NoSuchOption) -> str | None:
-    """Return a verb's equivalent of another tool's option; None for other options."""
+    """Return a verb's equivalent of another tool's option, or None for other options."""
     ours = _OPTIONS_OF_OTHERS.get(error.option_name)
     known = {name for each in (error.ctx.command.params if error.ctx is not None else ()) for name in each.opts}
     return ours if ours is not None and ours.split()[0] in known else None

@@ -147,7 +147,7 @@ class Example(NamedTuple):
 
 
 def example_directory() -> Path | None:
-    """Return the directory of the examples; None if this installation has none."""
+    """Return the directory of the examples, or None if this installation has none."""
     for root in (Path(__file__).parents[3], Path(sys.prefix) / "share" / "dprobes"):
         if (root / "examples" / "malloc.rpn").is_file():
             return root / "examples"
@@ -164,7 +164,7 @@ def find_example(name: str) -> Path | None:
 
 
 def example_templates(path: Path) -> Path | None:
-    """Return the directory of templates for an example in RPN; None if ``path`` is not one, or has none."""
+    """Return the directory of templates for an example in RPN, or None if ``path`` is not one, or has none."""
     directory = example_directory()
     if directory is None or path.parent != directory or path.suffix != ".rpn":
         return None

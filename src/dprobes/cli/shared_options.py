@@ -142,7 +142,7 @@ def text_option(purpose: str) -> Callable[[Callable[..., Any]], Callable[..., An
 
 
 def joined_text(parts: Sequence[str]) -> str | None:
-    """Return the values of all ``-e`` options joined by line ends, as one program; None without ``-e``."""
+    """Return the values of all ``-e`` options joined by line ends, as one program, or None without ``-e``."""
     return "\n".join(parts) if parts else None
 
 

@@ -268,13 +268,13 @@ def operator_hint(word: str) -> str | None:
 
 
 def condition_of(text: str) -> str | None:
-    """Return the condition in slashes before a block, ``/pid == 4/``; None if the text is not one."""
+    """Return the condition in slashes before a block, ``/pid == 4/``, or None if the text is not one."""
     match = re.fullmatch(r"/(.+)/", text.strip(), re.DOTALL)
     return None if match is None else match[1].strip()
 
 
 def name_hint(name: str, word_size: int = 8) -> str | None:
-    """Return a hint for a name of other tracers that does not exist here; None for other names."""
+    """Return a hint for a name of other tracers that does not exist here, or None for other names."""
     if re.fullmatch(r"\$[0-9]+", name):
         return f"write a name, such as N, and give its value with -D N=…: there is no '{name}'"
     if name in ("$return", "$retval", "$$return"):
@@ -298,7 +298,7 @@ def name_hint(name: str, word_size: int = 8) -> str | None:
 
 
 def call_hint(name: str) -> str | None:
-    """Return a hint for a function of other tracers that does not exist here; None for other names."""
+    """Return a hint for a function of other tracers that does not exist here, or None for other names."""
     return _CALLS.get(name)
 
 
@@ -311,13 +311,13 @@ _CASTS = {
 
 
 def cast_hint(name: str) -> str | None:
-    """Return a hint with the C type for a word in brackets before a value; None for other words."""
+    """Return a hint with the C type for a word in brackets before a value, or None for other words."""
     ours = _CASTS.get(name)
     return None if ours is None else f"write ({ours})"
 
 
 def type_hint(name: str) -> str | None:
-    """Return a hint for a word of other languages in the place of a type; None for other words."""
+    """Return a hint for a word of other languages in the place of a type, or None for other words."""
     match name:
         case "let":
             return "write a type, such as long, before the name, which has no '$'"

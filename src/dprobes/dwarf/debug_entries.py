@@ -66,7 +66,7 @@ class EntryFile(Protocol):
         """Raise ``TargetError`` for malformed debug information; ``detail`` completes the message."""
 
     def section(self, name: str) -> SectionBytes:
-        """Return a section, decompressed; an empty one if it is missing."""
+        """Return a section, decompressed, or an empty one if it is missing."""
 
     def read_at(self, name: str, offset: int, read: Callable[[SectionBytes], Read]) -> Read:
         """
@@ -104,7 +104,7 @@ _ADDRESS_SIZES = (4, 8)
 
 
 def unit_end(section: SectionBytes, offset: int, order: ByteOrder) -> int:
-    """Return the end of the unit at an offset of a section; ValueError if the unit exceeds the section."""
+    """Return the end of the unit at an offset of a section; raise ValueError if the unit exceeds the section."""
     place = section.start + offset
     length = int.from_bytes(section.data[place : place + 4], order)
     head = 4
@@ -192,7 +192,7 @@ class Unit:
         return found
 
     def entry_or_end(self, offset: int) -> Entry | None:
-        """Return the entry at an offset of the section; None for the null entry that ends a list of children."""
+        """Return the entry at an offset of the section, or None for the null entry that ends a list of children."""
         if not self._first <= offset < self.end:
             self.file.malformed(f"an entry at {offset:#x} is outside of its unit")
         return Entry.at(self, offset)
@@ -297,7 +297,7 @@ class Entry:
 
     def number(self, attribute: int) -> int | None:
         """
-        Return the value of an attribute of class constant; None if it is missing or of another class.
+        Return the value of an attribute of class constant, or None if it is missing or of another class.
 
         The forms ``data1`` to ``data8``, which do not state a sign, are read as unsigned.
         """
@@ -306,7 +306,7 @@ class Entry:
 
     def signed(self, attribute: int) -> int | None:
         """
-        Return the value of an attribute of class constant; None if it is missing or of another class.
+        Return the value of an attribute of class constant, or None if it is missing or of another class.
 
         The forms ``data1`` to ``data8`` are read as signed numbers of their size.
         """
@@ -319,7 +319,7 @@ class Entry:
         return value - (1 << bits) if value >> (bits - 1) else value
 
     def flag(self, attribute: int) -> bool:
-        """Return the value of an attribute of class flag; False if the entry lacks it."""
+        """Return the value of an attribute of class flag, or False if the entry lacks it."""
         form, value = self.attributes.get(attribute, (0, 0))
         return form == Form.FLAG_PRESENT or (form == Form.FLAG and value != 0)
 
@@ -330,7 +330,7 @@ class Entry:
 
     def offset_in_section(self, attribute: int) -> int | None:
         """
-        Return an offset in another section; None if the attribute is missing or of another class.
+        Return an offset in another section, or None if the attribute is missing or of another class.
 
         Before DWARF 4 the offset is a constant of 4 or 8 bytes.
         """
@@ -367,7 +367,7 @@ class Entry:
         return None
 
     def address(self, attribute: int) -> int | None:
-        """Return the link address of an attribute of class address; None if it is missing or of another class."""
+        """Return the link address of an attribute of class address, or None if it is missing or of another class."""
         form, value = self.attributes.get(attribute, (0, 0))
         if not isinstance(value, int):
             return None
@@ -405,7 +405,7 @@ class Entry:
 
     @property
     def linker_name(self) -> str | None:
-        """The symbol's name, mangled in C++ and Rust (DW_AT_linkage_name); None if debug information has none."""
+        """The symbol's name, mangled in C++ and Rust (DW_AT_linkage_name), or None if debug information has none."""
         for entry in self.origins():
             found = entry.text(At.LINKAGE_NAME) or entry.text(At.MIPS_LINKAGE_NAME)
             if found is not None:

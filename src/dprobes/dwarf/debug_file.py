@@ -70,7 +70,7 @@ def units_listed(section: SectionBytes, prefix: str) -> set[int]:
 
 
 def unit_covering(section: SectionBytes, prefix: str, address: int) -> int | None:
-    """Return the offset of the unit that covers a link address; None if the section does not list it."""
+    """Return the offset of the unit that covers a link address, or None if the section does not list it."""
     layouts = {4: struct.Struct(f"{prefix}2I"), 8: struct.Struct(f"{prefix}2Q")}
     for unit, size, rows, end in _tables(section, prefix):
         layout = layouts[size]
@@ -93,7 +93,7 @@ NOT_THERE = "put the .dwo files or their .dwp package where the program is, or c
 
 
 def number_of(unit: Unit) -> int | None:
-    """Return the dwo_id that a skeleton unit and its split unit share; None if the unit has none."""
+    """Return the dwo_id that a skeleton unit and its split unit share, or None if the unit has none."""
     if unit.sizes.version >= 5:
         return unit.signature if unit.kind in (UnitKind.SKELETON, UnitKind.SPLIT_COMPILE) else None
     number = unit.root.number(At.GNU_DWO_ID)
@@ -211,7 +211,7 @@ class DebugFile:
         )
 
     def section(self, name: str) -> SectionBytes:
-        """Return a section, decompressed; an empty one if it is missing."""
+        """Return a section, decompressed, or an empty one if it is missing."""
         source = self._source(name)
         return source.until(source.size)
 

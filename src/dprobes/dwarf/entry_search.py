@@ -103,7 +103,7 @@ def _begins(before: bytes, heads: Iterable[tuple[int, set[bytes]]]) -> bool:
 
 
 def _distance(shape: EntryShape, sizes: FormSizes) -> int | None:
-    """Return the size in bytes of the attributes before the name in entries of this shape; None if it varies."""
+    """Return the size in bytes of the attributes before the name in entries of this shape, or None if it varies."""
     distance = 0
     for attribute, form, _ in shape.attributes:
         if attribute == At.NAME:
@@ -349,7 +349,7 @@ class Scoped(NamedTuple):
 
 def function_at(file: DebugFile, address: int) -> Entry | None:
     """
-    Return the function that covers a link address: an entry ``SUBPROGRAM`` with code; None if there is none.
+    Return the function that covers a link address: an entry ``SUBPROGRAM`` with code, or None if there is none.
 
     Of nested functions it is the innermost. Separate parts of a function belong to it.
     """
@@ -553,7 +553,7 @@ class InlinedCall(NamedTuple):
 
     @property
     def first_address(self) -> int | None:
-        """The link address of the first executed instruction of its code; None if it has no code."""
+        """The link address of the first executed instruction of its code, or None if it has no code."""
         ranges = ranges_of(self.entry)
         if not ranges:
             return None

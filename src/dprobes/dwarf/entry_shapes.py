@@ -84,7 +84,7 @@ class FormSizes(NamedTuple):
     order: ByteOrder
 
     def of(self, form: int) -> int | None:
-        """Return the size of a form in bytes; None if it depends on the value. ValueError for an unknown form."""
+        """Return the size of a form in bytes, or None if it depends on the value. ValueError for an unknown form."""
         if (fixed := _FIXED_SIZES.get(form)) is not None:
             return fixed
         if form in _OFFSETS:

@@ -115,7 +115,7 @@ class _RecordOrder:
         self._held += [(time_of(data) or 0, probe, data) for probe, data in records]
 
     def due_in(self, held: int) -> float | None:
-        """Return the seconds until the oldest record is ``held`` nanoseconds old; None if there is no record."""
+        """Return the seconds until the oldest record is ``held`` nanoseconds old, or None if there is no record."""
         if not self._held:
             return None
         oldest = min(when for when, _, _ in self._held)
@@ -361,7 +361,7 @@ class AttachmentGroup:
 
     @property
     def tracer(self) -> int | None:
-        """The process id of the tracer of the processes in scope; None if there is no tracer."""
+        """The process id of the tracer of the processes in scope, or None if there is no tracer."""
         return next((each.tracer for each in self._members if each.tracer is not None), None)
 
     @property

@@ -267,7 +267,7 @@ class LaunchedCommand:
 
     @property
     def wait_status(self) -> int | None:
-        """The wait status of the command (wait(2)); None before its end, or if other code has waited for it."""
+        """The wait status of the command (wait(2)), or None before its end, or if other code has waited for it."""
         with self._changing:
             is_known = self._wait_status is not None or not self._has_begun
             if not is_known and self._command is not None and self._ended(self._command):

@@ -99,7 +99,7 @@ def _candidacy(row: EngineRow) -> Candidacy:
 
 
 def scope_problem(name: str, scope: Scope, options: EngineOptions) -> str | None:
-    """Return the reason why the engine called ``name`` cannot probe a scope with these options; None if it can."""
+    """Return the reason why the engine called ``name`` cannot probe a scope with these options, or None if it can."""
     asked = candidates() if name == AUTO else (engine_row(name),)
     if not any(scope.kind in row.scopes for row in asked):
         return _scope_refusal(name, asked, scope)
@@ -227,7 +227,7 @@ class Selection:
 
     @property
     def reason(self) -> str | None:
-        """The reason for the choice of ``auto``; None if the engine was named."""
+        """The reason for the choice of ``auto``, or None if the engine was named."""
         return self._choice.reason if self._choice is not None else None
 
     def settle(self, job: Job) -> Plan:

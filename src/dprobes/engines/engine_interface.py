@@ -350,12 +350,12 @@ class Job(NamedTuple):
 
     @property
     def resolved(self) -> ResolvedModule | None:
-        """The resolution of one of the program's modules; None if no module is resolved yet."""
+        """The resolution of one of the program's modules, or None if no module is resolved yet."""
         return self.compiled.resolved
 
     @property
     def kernel(self) -> ResolvedKernel | None:
-        """The addresses of the program's probepoints in the kernel; None for a program in user space."""
+        """The addresses of the program's probepoints in the kernel, or None for a program in user space."""
         return self.compiled.kernel
 
 
@@ -496,7 +496,7 @@ class Attachment(Protocol):
 
     @property
     def tracer(self) -> int | None:
-        """The process id of the attachment's tracer; None if it has none, or its tracer has ended."""
+        """The process id of the attachment's tracer, or None if it has none, or its tracer has ended."""
         return None
 
     def poll(self) -> Iterator[Event]:

@@ -185,7 +185,7 @@ class EngineRow:
         return self.speedup is not None and _load(self.speedup.obstacle)(compiled) is None
 
     def kernel_types_of(self, scope: Scope) -> Callable[[], Btf | None] | None:
-        """Return a function that returns the types of the kernel in a scope; None for the kernel of this machine."""
+        """Return a function that returns the types of the kernel in a scope, or None for the kernel of this machine."""
         if self.kernel_types is None or scope.endpoint is None:
             return None
         types: Callable[[], Btf | None] = partial(_load(self.kernel_types), scope.endpoint)
@@ -422,7 +422,7 @@ def candidates() -> tuple[EngineRow, ...]:
 
 
 def faster_row(name: str) -> EngineRow | None:
-    """Return the engine that can replace the engine ``name`` if it is faster; None if there is none."""
+    """Return the engine that can replace the engine ``name`` if it is faster, or None if there is none."""
     return next((row for row in _ROWS if row.speedup is not None and row.speedup.engine == name), None)
 
 

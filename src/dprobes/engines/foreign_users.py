@@ -49,7 +49,7 @@ class ForeignUsers:
     # Files
 
     def owner_of(self, status: os.stat_result) -> str | None:
-        """Return the owner of a file, as in messages; None if it is root or the user of this process."""
+        """Return the owner of a file, as in messages, or None if it is root or the user of this process."""
         return foreign_owner(status)
 
     def may_have_file(self, owner: str) -> bool:
@@ -131,7 +131,7 @@ class ForeignUsers:
 
 
 def _owner_of_process(pid: int) -> str | None:
-    """Return the owner of a process, as in messages; None if it is root or this user, or the process has ended."""
+    """Return the owner of a process, as in messages, or None if it is root or this user, or the process has ended."""
     try:
         # The owner of the directory is the effective user, also if the process is not dumpable (task_dump_owner).
         user = os.stat(f"/proc/{pid}").st_uid

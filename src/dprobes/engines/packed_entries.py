@@ -34,7 +34,7 @@ def packed_entries(table: bytes, stride: int) -> PackedRows | None:
 
 
 def packed_span(data: bytes, span: Span) -> RecordTable | None:
-    """Return the entries of a span as records; None if there are too many sizes, or several kinds of one size."""
+    """Return the entries of a span as records, or None if there are too many sizes, or several kinds of one size."""
     if span.stride:
         rows = packed_entries(data[span.start : span.stop], span.stride)
         return None if rows is None else RecordTable.of_rows(rows)

@@ -49,7 +49,7 @@ YAMA_REMEDY = "start the program with -c, run dprobes as root, or set kernel.yam
 
 
 def yama_scope() -> int | None:
-    """Return Yama's ptrace_scope (0 to 3); None if the kernel has no Yama."""
+    """Return Yama's ptrace_scope (0 to 3), or None if the kernel has no Yama."""
     try:
         return int(_YAMA.read_text())
     except (OSError, ValueError):
@@ -141,7 +141,7 @@ def is_dprobes(pid: int) -> bool:
 
 
 def _plain_reason(pid: int) -> EngineError | None:
-    """Return the error for a reason that /proc/PID/status shows; None if it shows none."""
+    """Return the error for a reason that /proc/PID/status shows, or None if it shows none."""
     return _traced(pid) or _no_program(pid) or _other_users(pid)
 
 
@@ -178,7 +178,7 @@ def _is_being_restored(pid: int) -> bool:
 
 
 def probed_by(tracer: int) -> str | None:
-    """Return the name of the probed module for which a tracer of dprobes was started; None for other processes."""
+    """Return the name of the probed module for which a tracer of dprobes was started, or None for other processes."""
     with contextlib.suppress(OSError):
         words = Path(f"/proc/{tracer}/cmdline").read_bytes().split(b"\0")
         if TRACER.encode() in words[:-1]:

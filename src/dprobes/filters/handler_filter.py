@@ -170,7 +170,7 @@ class HandlerValues:
         self.push(HandlerCode(""), value)
 
     def advice(self, value: Value) -> str | None:
-        """Return a hint for a number that may be the address of a string; None for other values."""
+        """Return a hint for a number that may be the address of a string, or None for other values."""
         return f"'str({value.span.text})' is the string at an address" if isinstance(value, (Name, Memory)) else None
 
     def check_process_name(self, text: Text, wanted: str) -> None:

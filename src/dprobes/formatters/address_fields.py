@@ -110,7 +110,7 @@ def _name(address: int, record: LogRecord, place: Place, symboliser: Symboliser)
 
 
 def function_of(record: LogRecord, place: Place, symboliser: Symboliser | None) -> str:
-    """Return the function of a record: its probepoint's, else that of the ip; an empty string if it is unknown."""
+    """Return the function of a record: its probepoint's, else that of the ip, or an empty string if it is unknown."""
     if place.is_code or place.function or symboliser is None or record.ip is None:
         return place.routine
     found = symboliser.code_name(record.ip, record, place)

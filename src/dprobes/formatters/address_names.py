@@ -68,7 +68,7 @@ class KernelNames:
 
     def located(self, address: int) -> LocatedCode | None:
         """
-        Return the location of an address; None if it is unknown.
+        Return the location of an address, or None if it is unknown.
 
         Each function is a mapping, at its kernel address.
         """
@@ -123,10 +123,10 @@ class Symboliser(Protocol):
         """Return ``symbol+0x4 [module]`` or similar; None if the address is unknown."""
 
     def code_name(self, address: int, record: LogRecord, place: Place | None) -> CodeName | None:
-        """Return the parts of the name; None if the address is unknown."""
+        """Return the parts of the name, or None if the address is unknown."""
 
     def caller_name(self, address: int, record: LogRecord, place: Place | None) -> CodeName | None:
-        """Return the name of the call instruction before a return address; None if the address is unknown."""
+        """Return the name of the call instruction before a return address, or None if the address is unknown."""
 
 
 class AddressSymboliser:
@@ -168,7 +168,7 @@ class AddressSymboliser:
         return None if found is None else found.text
 
     def code_name(self, address: int, record: LogRecord, place: Place | None) -> CodeName | None:
-        """Return the parts of the name; None if the address is unknown."""
+        """Return the parts of the name, or None if the address is unknown."""
         if place is not None and address == record.ip and names_itself(place):
             return _name_of_place(place)
         pid = None if is_of_kernel(address) else record.pid
@@ -240,7 +240,7 @@ class AddressSymboliser:
         return _kept(self._loaded[bias], address, lambda: _name_in(module, _file_name(place), address - bias, name_of))
 
     def _own_module(self, place: Place) -> Module | None:
-        """Return the probed module, loaded from this machine; None if no file has the same build ID."""
+        """Return the probed module, loaded from this machine, or None if no file has the same build ID."""
         if not self._own_is_known:
             self._own_is_known = True
             if self._source is not None:
@@ -283,7 +283,7 @@ def _file_of_build(name: str, source: RecordSource) -> Module | None:
 
 
 def _bias(module: Module, place: Place, address: int) -> int | None:
-    """Return a module's load bias if ``place`` in it is at run-time ``address``; None if it cannot be there."""
+    """Return a module's load bias if ``place`` in it is at run-time ``address``, or None if it cannot be there."""
     if _OFFSET.fullmatch(place.symbol):
         link_address = module.elf.link_address(int(place.symbol, 16))
     else:

@@ -137,7 +137,7 @@ class FieldValues:
         }
 
     def find(self, record: LogRecord, place: Place, name: str) -> Value:
-        """Return the value of a field; None if this record has none of that name."""
+        """Return the value of a field, or None if this record has none of that name."""
         if name in HEADER_FIELDS:
             value: Value = getattr(record, "process_name" if name == "name" else name)
             return value
@@ -167,7 +167,7 @@ class FieldValues:
         return (place.routine if name == "function" else str(getattr(place, name))) or None
 
     def of_program(self, name: str) -> str | None:
-        """Return the value that a field has in all records of the program; None for any other field."""
+        """Return the value that a field has in all records of the program, or None for any other field."""
         return {"host": self._host or None, "program": self._program}.get(name)
 
     @property
@@ -236,7 +236,7 @@ class ProgramDataReader:
         self._naming = threading.Lock()
 
     def values(self, record: LogRecord) -> Mapping[str, object] | None:
-        """Return the values of a record's data by their names; None if the data have no description."""
+        """Return the values of a record's data by their names, or None if the data have no description."""
         from dprobes.formatters.address_fields import code_names_of
 
         template = self._templates.of(record)

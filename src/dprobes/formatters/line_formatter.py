@@ -61,7 +61,7 @@ class TerminalColumns:
 
 def columns_of(stream: TextIO) -> TerminalColumns | None:
     """
-    Return the columns for a stream; None if it is not a terminal.
+    Return the columns for a stream, or None if it is not a terminal.
 
     NO_COLOR disables colours (https://no-color.org).
     """
@@ -211,7 +211,7 @@ class LineFormatter:
 
     def _way(self, begin: bytes) -> _ShortWay | None:
         """
-        Return a conversion that prints records without decoding them; None if these records have to be decoded.
+        Return a conversion that prints records without decoding them, or None if these records have to be decoded.
 
         ``begin`` are the first ``CODES_END`` bytes of such records: the flag word and the codes. The result is cached.
         """
@@ -260,7 +260,7 @@ class _ShortWay(NamedTuple):
     has_name: bool
 
     def text_of(self, record: bytes, start: int) -> str | None:
-        """Return the text of the data, which begin at ``start``; None if their size differs from the template's."""
+        """Return the text of the data, which begin at ``start``, or None if their size differs from the template's."""
         if self.data is None:
             return _unnamed(record[start:], self.word_size, self.byte_order)
         if len(record) != start + self.data.layout.size:

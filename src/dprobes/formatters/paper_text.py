@@ -178,7 +178,7 @@ _WAYS_MAX = 1 << 16
 
 
 def template_of(templates: TemplateFinder, record: LogRecord) -> Template | None:
-    """Return the template of a record; None if there is none, and for a stack trace, whatever its codes are."""
+    """Return the template of a record, or None if there is none, and for a stack trace, whatever its codes are."""
     if record.is_stack_trace:
         return None
     return templates.find(record.major or 0, record.minor or 0)
@@ -221,7 +221,7 @@ class TextFormatter:
 
     def _way(self, begin: bytes) -> CompiledTemplate | None:
         """
-        Return the compiled template for records that begin with these bytes; None if they have to be decoded.
+        Return the compiled template for records that begin with these bytes, or None if they have to be decoded.
 
         ``begin`` are the first ``CODES_END`` bytes: the flag word and the codes.
         """

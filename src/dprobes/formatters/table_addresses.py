@@ -62,7 +62,7 @@ class ProcessAddresses:
         return self._symboliser.name_of(address, self._record(address, pid), None)
 
     def caller_name(self, address: int, pid: int | None) -> str | None:
-        """Return the name of the call before a return address; None if it is unknown."""
+        """Return the name of the call before a return address, or None if it is unknown."""
         name = self._symboliser.caller_name(address, self._record(address - 1, pid), None)
         return None if name is None else name.text
 

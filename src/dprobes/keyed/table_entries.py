@@ -183,7 +183,7 @@ class TableStore(TableReader):
         self._cells[_LOST] = 0
 
     def _enter(self, key: bytes) -> int | None:
-        """Return the position of the value in a new entry for a key; None if the table is full."""
+        """Return the position of the value in a new entry for a key, or None if the table is full."""
         cells = self._cells
         if self._free:
             start = self._free.pop()

@@ -219,7 +219,7 @@ def merged(table: Table, parts: Iterable[Sequence[int]]) -> tuple[int, ...]:
 
 
 def quotient(total: int, count: int) -> int:
-    """Return the average of ``count`` numbers whose sum is ``total``, rounded towards zero; 0 if there are none."""
+    """Return the average of ``count`` numbers whose sum is ``total``, rounded towards zero, or 0 if there are none."""
     if not count:
         return 0
     return -(-total // count) if total < 0 else total // count
@@ -227,7 +227,7 @@ def quotient(total: int, count: int) -> int:
 
 def shown_value(table: Table, cells: Sequence[int]) -> int:
     """
-    Return the signed number that ``push table`` pushes for a value; 1 for a string or a call stack.
+    Return the signed number that ``push table`` pushes for a value, or 1 for a string or a call stack.
 
     For ``stats`` this is the count.
     """
@@ -258,7 +258,7 @@ class Bucket(NamedTuple):
 
 @cache
 def buckets_of(table: Table) -> tuple[Bucket, ...]:
-    """Return the buckets of a histogram, in the order of their cells; an empty tuple for other tables."""
+    """Return the buckets of a histogram, in the order of their cells, or an empty tuple for other tables."""
     match table.kind:
         case TableKind.HIST:
             above = [Bucket(1 << n, 2 << n) for n in range(HIST_BUCKETS - HIST_ZERO - 1)]
@@ -344,7 +344,7 @@ class Names(Protocol):
         """
 
     def caller_name(self, address: int, pid: int | None) -> str | None:
-        """Return the name of the code that contains the call before a return address; None if it is unknown."""
+        """Return the name of the code that contains the call before a return address, or None if it is unknown."""
 
     def inlined_at(self, address: int, pid: int | None) -> Sequence[str]:
         """Return the names of the functions whose inlined code is at an address, the innermost first."""

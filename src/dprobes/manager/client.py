@@ -383,7 +383,7 @@ class ManagerClient:
 
     def _living(self) -> int | None:
         """
-        Return the id of the process that holds the lock; None if no process holds it.
+        Return the id of the process that holds the lock, or None if no process holds it.
 
         Lock files in another user's directory are not trusted.
         """
@@ -400,7 +400,7 @@ class ManagerClient:
     # Connecting
 
     def _connect(self) -> socket.socket | None:
-        """Return a connected socket; None if there is no manager."""
+        """Return a connected socket, or None if there is no manager."""
         if os.geteuid() != 0:  # root may manage the manager of another user
             check_private(self._paths.runtime, RUNTIME)
         end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)

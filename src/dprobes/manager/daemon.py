@@ -150,7 +150,7 @@ def _take_lock(paths: ManagerPaths) -> int | None:
 
 
 def _passed_socket() -> socket.socket | None:
-    """Return the listening socket that systemd passes (sd_listen_fds(3)); None if it passes none."""
+    """Return the listening socket that systemd passes (sd_listen_fds(3)), or None if it passes none."""
     environment = os.environ
     if environment.get("LISTEN_PID") != str(os.getpid()):
         return None
@@ -306,7 +306,7 @@ class Server:
             self._last = time.monotonic()
 
     def _next(self, end: socket.socket, connection: Connection) -> Message | None:
-        """Return the next request of a connection; None after its last. Between requests there is no time limit."""
+        """Return the next request of a connection, or None after its last. Between requests there is no time limit."""
         with self._lock:
             self._waiting[end] = None
         request = None

@@ -370,7 +370,7 @@ class ManagedVariables:
 
     @property
     def globals(self) -> tuple[int, ...] | None:
-        """The values of the global variables; None if they were not requested."""
+        """The values of the global variables, or None if they were not requested."""
         return None if self.globals_in_use is None else self.globals_in_use.values
 
     @property

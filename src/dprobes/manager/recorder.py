@@ -60,7 +60,7 @@ class Recording:
 
     @property
     def problem(self) -> str | None:
-        """The current problem of the trace file; None if there is none."""
+        """The current problem of the trace file, or None if there is none."""
         path = self._writer.path
         if self._writer.problem is None and not path.exists():
             return f"'{path}' has been removed: new records cannot be read"

@@ -203,7 +203,7 @@ class Includes:
 
     def find(self, arguments: list[Token], current: SourceFile) -> SourceFile | None:
         """
-        Return the file that the ``arguments`` of ``#include`` name; None if ``#pragma once`` excludes it.
+        Return the file that the ``arguments`` of ``#include`` name, or None if ``#pragma once`` excludes it.
 
         ``current`` is the file with the directive. Raise ``DirectiveError`` if the file is absent.
         """

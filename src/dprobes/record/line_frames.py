@@ -127,7 +127,7 @@ class FrameDecoder:
 
     def _frame_at(self, start: int) -> tuple[Frame | Lost | None, int] | None:
         """
-        Return the frame at ``start`` and its size in bytes; None if more bytes are needed to decide.
+        Return the frame at ``start`` and its size in bytes, or None if more bytes are needed to decide.
 
         If no frame begins there, return ``(None, size)`` with the number of bytes to skip.
         """

@@ -395,7 +395,7 @@ class BeginCodes(NamedTuple):
 
 
 def codes_in(begin: bytes) -> BeginCodes | None:
-    """Return the decoded first ``CODES_END`` bytes of a record; None if it lacks a code or is shorter."""
+    """Return the decoded first ``CODES_END`` bytes of a record, or None if it lacks a code or is shorter."""
     flags, byte_order = flag_word(begin.ljust(CODES_END, b"\0"))
     if len(begin) < CODES_END or not flags & Item.MAJOR or not flags & Item.MINOR:
         return None
@@ -528,7 +528,7 @@ def item_head(data: bytes, position: int, word_size: int, byte_order: ByteOrder)
 
 
 def split_items(data: bytes, word_size: int, byte_order: ByteOrder) -> list[LogItem] | None:
-    """Return the items of a log buffer; None if it is empty or does not consist of items."""
+    """Return the items of a log buffer, or None if it is empty or does not consist of items."""
     items = []
     position = 0
     while position < len(data):

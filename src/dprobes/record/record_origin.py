@@ -40,7 +40,7 @@ _DISTANCE = r" *[+-] *(0x[0-9a-f]+|[0-9]+)\Z"
 
 @lru_cache(4096)
 def routine_of(symbol: str) -> str:
-    """Return the name before ``+`` in a place such as ``function+0x4``; an empty string for an offset in a file."""
+    """Return the name before ``+`` in a place such as ``function+0x4``, or an empty string for an offset in a file."""
     return "" if re.fullmatch(_NUMBER, symbol) else re.sub(_DISTANCE, "", symbol)
 
 
@@ -52,10 +52,10 @@ class DataReader(Protocol):
     """
 
     def values(self, record: Any, /) -> Mapping[str, object] | None:
-        """Return the values of a record's data by name; None if the data have no description."""
+        """Return the values of a record's data by name, or None if the data have no description."""
 
     def function(self, record: Any, /) -> str:
-        """Return the function of a record that has a place; an empty string if it is unknown."""
+        """Return the function of a record that has a place, or an empty string if it is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class RecordSource:
     derived: Mapping[int, str] = field(default_factory=dict)
     images: ProcessImages | None = field(default=None, compare=False)
     kernel: Any = field(default=None, compare=False)
-    """The kernel of another machine that records are from, a ``RunningKernel``; None for this machine."""
+    """The kernel of another machine that records are from, a ``RunningKernel``, or None for this machine."""
 
     @property
     def may_show_addresses(self) -> bool:
@@ -173,7 +173,7 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def boot_id() -> str:
-    """Return the boot id of the current boot; an empty string if the kernel does not provide one."""
+    """Return the boot id of the current boot, or an empty string if the kernel does not provide one."""
     with contextlib.suppress(OSError):
         return BOOT_ID.read_text(encoding="ascii").strip()
     return ""

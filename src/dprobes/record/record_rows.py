@@ -91,7 +91,7 @@ class RowShape(NamedTuple):
         return _shape(flags, byte_order)
 
     def place(self, item: Item) -> tuple[int, int] | None:
-        """Return the byte offset in a row and the size of a header item of fixed size; None if records lack it."""
+        """Return the byte offset in a row and the size of a header item of fixed size, or None if records lack it."""
         return _place(self, item)
 
     @property
@@ -146,14 +146,14 @@ class Rows(ABC):
     @abstractmethod
     def item(self, item: Item) -> Column | None:
         """
-        Return the column of a header item; None if records lack it.
+        Return the column of a header item, or None if records lack it.
 
         Raise ``FormatError`` if a record is too short.
         """
 
     @abstractmethod
     def names(self) -> list[bytes] | bytes | None:
-        """Return the process names; None if records lack them."""
+        """Return the process names, or None if records lack them."""
 
     @abstractmethod
     def data_bounds(self) -> tuple[bytes, list[int], list[int]]:
@@ -168,7 +168,7 @@ class Rows(ABC):
         """Return packed rows of these records, which need not contain their data."""
 
     def column(self, name: str) -> Column | Strings | None:
-        """Return the column of a header item by its name; None if records lack it."""
+        """Return the column of a header item by its name, or None if records lack it."""
         match name:
             case "name":
                 return self.strings()
@@ -179,7 +179,7 @@ class Rows(ABC):
         return self.item(ITEM_COLUMNS[name])
 
     def strings(self) -> Strings | None:
-        """Return the process names as strings; None if records lack them."""
+        """Return the process names as strings, or None if records lack them."""
         names = self.names()
         return None if names is None else mapped(names, lambda name: name.decode("utf-8", "surrogateescape"))
 
@@ -335,12 +335,12 @@ class PackedRows(Rows):
         return numbers_in(self.raw(place, size, byte_order), size)
 
     def item(self, item: Item) -> Column | None:
-        """Return the column of a header item; None if records lack it."""
+        """Return the column of a header item, or None if records lack it."""
         place = self.shape.place(item)
         return None if place is None else self.numbers(*place, self.shape.byte_order)
 
     def names(self) -> list[bytes] | bytes | None:
-        """Return the process names; None if records lack them."""
+        """Return the process names, or None if records lack them."""
         place = self.shape.name
         if place is None:
             return None

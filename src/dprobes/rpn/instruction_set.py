@@ -202,7 +202,7 @@ class OperandKind(Enum):
 
     @property
     def width(self) -> int:
-        """The encoded width in bytes; 0 for the module's word, -1 for a length byte and that number of bytes."""
+        """The encoded width in bytes, or 0 for the module's word, -1 for a length byte and that number of bytes."""
         return _WIDTHS[self]
 
     @property
@@ -672,7 +672,7 @@ REJECTED: tuple[tuple[str, str], ...] = (
 
 
 def text_problem(text: str) -> str | None:
-    """Return the error message for a string with which memory cannot be compared; None if the string is valid."""
+    """Return the error message for a string with which memory cannot be compared, or None if the string is valid."""
     try:
         size = len(text.encode())
     except UnicodeEncodeError:

@@ -150,7 +150,7 @@ class KeyKind(Enum):
 
     @property
     def sizes(self) -> tuple[int, int] | None:
-        """The default and the maximum of the number in brackets after the word; None if the kind takes no size."""
+        """The default and the maximum of the number in brackets after the word, or None if the kind takes no size."""
         return _SIZES.get(self)
 
 

@@ -101,7 +101,7 @@ def period_problem(period: int, name: str) -> str | None:
 
 
 def unknown_counter_hint(name: str) -> str | None:
-    """Return the hint for a name that no counter has; None for the name of a counter."""
+    """Return the hint for a name that no counter has, or None for the name of a counter."""
     if name in _numbers():
         return None
     return did_you_mean(name[:40], list(_numbers())) or f"the counters are {', '.join(_numbers())}"

@@ -44,7 +44,7 @@ MAX_ERRORS = 20
 
 def parse(text: Preprocessed, diagnostics: Diagnostics) -> Program | None:
     """
-    Return the program in a preprocessed text; None if it has no module name.
+    Return the program in a preprocessed text, or None if it has no module name.
 
     If ``diagnostics`` has errors afterwards, the program is incomplete and must not be used.
     """
@@ -222,7 +222,7 @@ class _Parser:
         self._section.spans.setdefault(keyword.name, span)
 
     def _location_beside(self, keyword: Keyword) -> str | None:
-        """Return the keyword of another location that the current header already has; None if there is none."""
+        """Return the keyword of another location that the current header already has, or None if there is none."""
         if not starts_definition(keyword) or self._section.handler.instructions:
             return None
         return next((name for name in LOCATION_KEYWORDS if name != keyword.name and name in self._section.spans), None)

@@ -157,7 +157,7 @@ class FollowedProgram(ABC):
 
     @property
     def problem(self) -> str | None:
-        """The message of the error that has ended the run; None if there was none."""
+        """The message of the error that has ended the run, or None if there was none."""
         return self._problem
 
     @property

@@ -58,7 +58,7 @@ class Batch(NamedTuple):
 
     @property
     def packed(self) -> TablePlaces | None:
-        """The record table of the batch, with the places of its probepoints; None if the records are not packed."""
+        """The record table of the batch, with the places of its probepoints, or None if the records are not packed."""
         return self.places if isinstance(self.places, TablePlaces) and isinstance(self.records, TableBytes) else None
 
     def after(self, count: int) -> Batch:

@@ -26,7 +26,7 @@ def is_trace_name(name: str) -> bool:
 
 
 def compression_of(name: str) -> Literal["zstd"] | None:
-    """Return the compression of a trace file of this name; None if it is not compressed."""
+    """Return the compression of a trace file of this name, or None if it is not compressed."""
     return "zstd" if name.endswith(".dptz") else None
 
 

@@ -120,7 +120,7 @@ class BatchFormatter:
         return strings
 
     def heading(self, source: RecordSource) -> str:
-        """Return the text to print before all records, without its line end; an empty string if there is none."""
+        """Return the text to print before all records, without its line end, or an empty string if there is none."""
         return self._formatters[source.number].heading
 
     def _text_of(self, found: Formatter, record: bytes, place: Place, source: RecordSource) -> str:

@@ -106,7 +106,7 @@ class Partition:
 
     @classmethod
     def of_file(cls, path: Path) -> Self | None:
-        """Return the table that a file belongs to; None if its path does not name one."""
+        """Return the table that a file belongs to, or None if its path does not name one."""
         found = dict(part.split("=", 1) for part in path.parts[-4:-1] if "=" in part)
         if tuple(found) != PARTITION_COLUMNS:
             return None

@@ -113,7 +113,7 @@ class Signature(NamedTuple):
 
 def _steps() -> list[int]:
     """
-    Return the size of a type in words, by the upper byte of its info word; 0 for an unknown kind.
+    Return the size of a type in words, by the upper byte of its info word, or 0 for an unknown kind.
 
     For a kind with members it is negative: minus the size in words of one member.
     """
@@ -260,7 +260,7 @@ class Btf:
             yield self._string(self._words[at]), value
 
     def enumerator(self, name: str) -> int | None:
-        """Return the value of an enumerator of any enumeration; None if it does not exist."""
+        """Return the value of an enumerator of any enumeration, or None if it does not exist."""
         for place in self._places_of_name(name):
             number = bisect_right(self._starts_to(place // 4), place // 4)
             if number and self.kind(number) in (Kind.ENUM, Kind.ENUM64):
@@ -391,7 +391,7 @@ class Btf:
         return starts[number - 1]
 
     def _type_at(self, offset: int) -> int:
-        """Return the id of the type that begins at a byte offset of the types; 0 if none does."""
+        """Return the id of the type that begins at a byte offset of the types, or 0 if none does."""
         starts = self._starts_to(offset // 4)
         index = bisect_left(starts, offset // 4)
         return index + 1 if offset % 4 == 0 and index < len(starts) and starts[index] == offset // 4 else 0

@@ -94,7 +94,7 @@ class CarriedSymbols:
         return Module(elf, table, expected)
 
     def machine(self, host: str) -> str | None:
-        """Return the processor of the first build; None if a build is for ``host``, or no build is carried."""
+        """Return the processor of the first build, or None if a build is for ``host``, or no build is carried."""
         machines = [build.machine for build in self.builds]
         return None if host in machines or not machines else machines[0]
 
@@ -175,7 +175,7 @@ class NeededSymbols(SymbolTable):
         return found
 
     def covering(self, link_address: int) -> Symbol | None:
-        """Return the symbol that covers a link address, and record its use; None if there is none."""
+        """Return the symbol that covers a link address, and record its use, or None if there is none."""
         found = super().covering(link_address)
         self._need([found] if found is not None else self.preceding(link_address))
         return found

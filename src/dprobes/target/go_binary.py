@@ -98,7 +98,7 @@ def _version_in(elf: ElfFile) -> tuple[int, int] | None:
 
 def _information(elf: ElfFile) -> int | None:
     """
-    Return the file offset of ``.go.buildinfo``'s contents; None if there is none.
+    Return the file offset of ``.go.buildinfo``'s contents, or None if there is none.
 
     Only a file without section headers is searched for them.
     """

@@ -181,7 +181,7 @@ def near_modules(name: str, *, pid: int | None = None, command: str | None = Non
 
 
 def suggestion(name: str, *, pid: int | None = None, command: str | None = None) -> str | None:
-    """Return "did you mean …" with the modules that are similar to ``name``; None if there are none."""
+    """Return "did you mean …" with the modules that are similar to ``name``, or None if there are none."""
     near = [repr(each) for each in near_modules(name, pid=pid, command=command)]
     if not near:
         return None
@@ -190,7 +190,7 @@ def suggestion(name: str, *, pid: int | None = None, command: str | None = None)
 
 def advice_on_name(name: str, mapped: dict[str, str]) -> str | None:
     """
-    Return a hint about a module name that no process maps; None if there is none.
+    Return a hint about a module name that no process maps, or None if there is none.
 
     ``mapped`` has the paths of the files that were mapped, by base name.
     """
@@ -239,7 +239,7 @@ def _is_file(path: Path) -> bool:
 
 
 def _mapped(name: str, pid: int) -> Path | None:
-    """Return the file that ``name`` means among the files whose code a process has mapped; None without one."""
+    """Return the file that ``name`` means among the files whose code a process has mapped, or None if there is none."""
     root = root_of(pid)
     code = _code_of(pid)
     found = next((m for m in code if matches(name, root + m.path, None)), None)
@@ -283,7 +283,7 @@ def _code_of(pid: int) -> list[Mapping]:
 
 
 def _mapped_through_path(name: str, code: list[Mapping]) -> Mapping | None:
-    """Return the mapped file to which a command's name leads, as ``java`` does through several links; else None."""
+    """Return the mapped file to which a command's name leads, as ``java`` does through several links, else None."""
     import shutil
 
     program = shutil.which(name)
@@ -569,7 +569,7 @@ def _interpreter(path: Path) -> str | None:
 
 
 def _started_by_env(arguments: str) -> str | None:
-    """Return the program in the argument of ``env``, one word that ``-S`` splits; None without one."""
+    """Return the program in the argument of ``env``, one word that ``-S`` splits, or None if there is none."""
     words = arguments.split()
     if words[0].startswith(("-S", "--split-string")):
         words[0] = words[0].removeprefix("-S").removeprefix("--split-string").removeprefix("=")

@@ -345,7 +345,7 @@ class Module:
         return TargetError(f"'{self.path}' has no symbol '{name}'", hint=hint)
 
     def _with_other_parameters(self, name: str) -> TargetError | None:
-        """Return the error for a C++ name with parameters if the function exists with others only; else None."""
+        """Return the error for a C++ name with parameters if the function exists with others only, else None."""
         from dprobes.target.readable_names import readable_parts
 
         path, parameters = readable_parts(name)

@@ -54,7 +54,7 @@ class ProcessImage:
         return [self._mappings[start] for start in self._starts]
 
     def covering(self, address: int) -> Mapping | None:
-        """Return the mapping at an address; None if there is none."""
+        """Return the mapping at an address, or None if there is none."""
         number = bisect_right(self._starts, address) - 1
         found = self._mappings[self._starts[number]] if number >= 0 else None
         return found if found is not None and address < found.end else None
@@ -141,12 +141,12 @@ class ProcessImages:
             self._enter(image.copy(pid, when))
 
     def at(self, pid: int, when: int | None) -> ProcessImage | None:
-        """Return the image of a process at the time ``when`` (None: the last one); None if it is unknown."""
+        """Return the image of a process at the time ``when`` (None: the last one), or None if it is unknown."""
         with self._lock:
             return self._at(pid, when)
 
     def covering(self, pid: int, address: int) -> ProcessImage | None:
-        """Return the last known image of a process that has code at an address; None if there is none."""
+        """Return the last known image of a process that has code at an address, or None if there is none."""
         with self._lock:
             images = reversed(self._images.get(pid, []))
             return next((image for image in images if image.covering(address) is not None), None)

@@ -242,7 +242,7 @@ def code_mappings(pid: int, most: int = CODE_MAX) -> tuple[list[Mapping], bool]:
 
 def _ask(pid: int, wanted: int, most: int, address: int = 0) -> tuple[list[Mapping], bool] | None:
     """
-    Return up to ``most`` mappings from ``address`` on by PROCMAP_QUERY, and whether these are all; None if it fails.
+    Return up to ``most`` mappings from ``address`` on by PROCMAP_QUERY, and whether these are all, or None if it fails.
 
     ``wanted`` are the flags of the query that select mappings, such as executable ones.
     """
@@ -346,7 +346,7 @@ def command_name(pid: int) -> str:
 
 
 def run_time_address(mappings: Iterable[Mapping], file_offset: int) -> int | None:
-    """Return the address of byte ``file_offset`` in a file's mappings, preferably executable; None if not mapped."""
+    """Return the address of byte ``file_offset`` in a file's mappings, preferably executable, or None if not mapped."""
     found = None
     for mapping in mappings:
         address = mapping.start + file_offset - mapping.offset

@@ -67,7 +67,7 @@ class JitMap:
         self._starts: list[int] = []
 
     def function_at(self, address: int) -> LocatedFunction | None:
-        """Return the function at an address, with its extent in addresses; None if it is not listed."""
+        """Return the function at an address, with its extent in addresses, or None if it is not listed."""
         found = self._known(address)
         if found is None and (begun := time.monotonic()) >= self._next_look:
             self._read()
@@ -274,7 +274,7 @@ class NamedProcess:
         return mapping is not None and mapping.is_file
 
     def located(self, address: int) -> LocatedCode | None:
-        """Return the location of an address; None for memory that no file backs."""
+        """Return the location of an address, or None for memory that no file backs."""
         if address not in self._found:
             if len(self._found) >= _NAMES_MAX:
                 self._found.clear()
@@ -364,7 +364,7 @@ class _Modules:
         return self._modules[key]
 
     def function_at(self, module: Module, offset: int) -> LocatedFunction | None:
-        """Return the function at an offset of a module's file, with its readable name; None if it is unknown."""
+        """Return the function at an offset of a module's file, with its readable name, or None if it is unknown."""
         is_trusted = module not in self._foreign
         name_of = partial(self._demangler.name_of, is_trusted=is_trusted)
         return function_at(module, offset, name_of, self._inlining if is_trusted else None)
@@ -393,7 +393,7 @@ class _Modules:
 
 
 def _file_of(pid: int, mapping: Mapping) -> tuple[Path, os.stat_result] | None:
-    """Return a path of a mapping's file and the file's status; None if no path leads to the file."""
+    """Return a path of a mapping's file and the file's status, or None if no path leads to the file."""
     plain = () if mapping.deleted else (Path(root_of(pid) + mapping.path),)
     for path in (*plain, *held_files(mapping, pid)):
         with contextlib.suppress(OSError):
@@ -415,7 +415,7 @@ def _memory_of(pid: int, mapping: Mapping) -> bytes:
 
 
 def _look_at(pid: int) -> _Look | None:
-    """Return a snapshot of a process; None if it is gone or may not be inspected."""
+    """Return a snapshot of a process, or None if it is gone or may not be inspected."""
     from dprobes.target.process_maps import command_name, mappings_of
 
     try:

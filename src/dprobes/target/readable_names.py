@@ -36,7 +36,7 @@ _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 def rust_name(symbol: str) -> str | None:
-    """Return the readable name of a Rust symbol; None if it is another symbol, or malformed."""
+    """Return the readable name of a Rust symbol, or None if it is another symbol, or malformed."""
     if (match := _LEGACY.fullmatch(symbol)) is not None:
         return _legacy(match["parts"])
     if not symbol.startswith("_R"):
@@ -488,7 +488,7 @@ _ABBREVIATED = frozenset(
 
 
 def _significant(path: str) -> str | None:
-    """Return a word that every matching linker name contains; None if the text is not a name."""
+    """Return a word that every matching linker name contains, or None if the text is not a name."""
     bare = _without_templates(path)
     plain = re.sub(r"operator\b.*", "", bare)
     while (fewer := _UNNAMED.sub("", plain)) != plain:

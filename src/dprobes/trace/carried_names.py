@@ -64,7 +64,7 @@ class NameRegister:
 
     def _body(self, found: Sequence[LocatedCode], has_names: bool) -> dict[str, Any] | None:
         """
-        Return the body of a NAMES frame with names that are new to the file; None if there are none.
+        Return the body of a NAMES frame with names that are new to the file, or None if there are none.
 
         ``has_names`` is False if the file lacks the names that were returned before.
         """
@@ -157,7 +157,7 @@ class CarriedNames:
 
     def name_of(self, address: int, pid: int | None, time: int | None) -> CodeName | None:
         """
-        Return the name of an address in process ``pid`` (None: the kernel) at ``time``; None if it is unknown.
+        Return the name of an address in process ``pid`` (None: the kernel) at ``time``, or None if it is unknown.
 
         ``time`` is CLOCK_MONOTONIC in nanoseconds; None means any time.
         """
@@ -215,7 +215,7 @@ class _Ranges(Generic[_Row]):
             self._starts.clear()
 
     def covering(self, number: int) -> _Row | None:
-        """Return the row that covers a number, the one that starts last if several do; None if there is none."""
+        """Return the row that covers a number, the one that starts last if several do, or None if there is none."""
         if not self._starts:
             self._starts = sorted(self._rows)
             self._reach = list(accumulate((self._rows[start][0] for start in self._starts), max))

@@ -77,7 +77,7 @@ class BlockRows:
 
     def column(self, name: str) -> Column | Strings | None:
         """
-        Return the column of an item, with unprintable characters escaped; None if no record has it.
+        Return the column of an item, with unprintable characters escaped, or None if no record has it.
 
         Raise ``FormatError`` if a record is too short for the item.
         """
@@ -147,7 +147,7 @@ class RaggedRows(Rows):
 
     def item(self, item: Item) -> list[int] | None:
         """
-        Return the column of a header item; None if records lack it.
+        Return the column of a header item, or None if records lack it.
 
         Raise ``FormatError`` if a record is too short.
         """
@@ -164,7 +164,7 @@ class RaggedRows(Rows):
         return [unpack(body, start + at)[0] for start in starts]
 
     def names(self) -> list[bytes] | None:
-        """Return the process name of each record; None if records lack them."""
+        """Return the process name of each record, or None if records lack them."""
         if self.shape.name is None:
             return None
         body, data, _ = self.data_bounds()

@@ -286,7 +286,7 @@ class FrameSplitter:
 
     def _next_sound(self, *, at_end: bool) -> int | None:
         """
-        Return the offset in the buffer of the next intact frame; None if there is none.
+        Return the offset in the buffer of the next intact frame, or None if there is none.
 
         Try the end of the damaged frame according to its head first: its records may contain frames of other files.
         """
@@ -310,7 +310,7 @@ class FrameSplitter:
         return None
 
     def _is_sound(self, at: int) -> bool | None:
-        """Return whether an intact frame begins at ``at`` in the buffer; None if it is incomplete."""
+        """Return whether an intact frame begins at ``at`` in the buffer, or None if it is incomplete."""
         body_at = at + FRAME_HEAD.size
         if len(self._bytes) < body_at:
             return None

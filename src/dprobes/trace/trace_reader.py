@@ -137,7 +137,7 @@ class TraceParser:
             self._on_damage(Damage(self.name, offset, size, problem))
 
     def _pull_small(self) -> RecordBlock | None:
-        """Return the records of the next small RECORDS frames; None if other frames follow."""
+        """Return the records of the next small RECORDS frames, or None if other frames follow."""
         inner = self._inner
         small = (self._frames if inner is None else inner).pull_small(self._programs)
         if small is None:

@@ -166,7 +166,7 @@ class TraceFileWriter:
         self._has_names = False
         self._clock = WallClock()
         self._offset: int | None = None
-        """The wall-clock offset in nanoseconds that the file has; None if it must be written again."""
+        """The wall-clock offset in nanoseconds that the file has, or None if it must be written again."""
         # A size-limited writer discards old records anyway, so it must be able to replace a file with any contents.
         self._file = FrameFile(path, can_replace=limit is not None)
         self.flush()
@@ -183,7 +183,7 @@ class TraceFileWriter:
 
     @property
     def problem(self) -> str | None:
-        """The reason why the last attempt to write failed; None if it succeeded."""
+        """The reason why the last attempt to write failed, or None if it succeeded."""
         return self._file.problem
 
     # Writing

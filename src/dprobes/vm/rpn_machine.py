@@ -94,7 +94,7 @@ class Heap:
         return False
 
     def block_size(self, handle: int) -> int | None:
-        """Return the size in bytes of a block, rounded up to words; None if no allocated block has this handle."""
+        """Return the size in bytes of a block, rounded up to words, or None if no allocated block has this handle."""
         for block in self._blocks:
             if block.handle == handle and block.used:
                 return block.size

@@ -158,7 +158,7 @@ class Context(Protocol):
 
     def entry_counter(self, number: int) -> int | None:
         """
-        Return a performance counter as at the returning call's entry; None if it could not be read there.
+        Return a performance counter as at the returning call's entry, or None if it could not be read there.
 
         Raise as ``entry_time`` does.
         """

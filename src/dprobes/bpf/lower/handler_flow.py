@@ -278,7 +278,7 @@ def _agreed(one: Known, other: Known) -> Known:
 
 
 _Cells = tuple[int | None, ...]
-"""The values of the cells that are certainly written, the top one first; None for an unknown value."""
+"""The values of the cells that are certainly written, the top one first, or None for an unknown value."""
 
 
 class _Stack(NamedTuple):

@@ -260,7 +260,7 @@ class _Handler:
 
 
 def _overload_of(writer: Writer) -> Overload | None:
-    """Return the overload guard of a handler; None if its hits are not measured."""
+    """Return the overload guard of a handler, or None if its hits are not measured."""
     if (limit := writer.request.load_limit) is None:
         return None
     from dprobes.bpf.lower.hits.hit_limits import Overload

@@ -143,7 +143,7 @@ class CounterLayout(NamedTuple):
     cells: tuple[int, ...] = ()
 
     def has_event(self, number: int) -> bool:
-        """Return True if a counter in ``cells`` is a perf event; False if it is the clock."""
+        """Return True if a counter in ``cells`` is a perf event, or False if it is the clock."""
         return COUNTERS[number].name != "task-clock"
 
 
@@ -394,7 +394,7 @@ class Lowered(NamedTuple):
     """
     The eBPF code of a handler, as ``lower`` returns it.
 
-    The origins of ``assembled`` are byte offsets of the encoded program; -1 for instructions that belong to none.
+    The origins of ``assembled`` are byte offsets of the encoded program, or -1 for instructions that belong to none.
     """
 
     assembled: Assembled

@@ -433,7 +433,7 @@ class Writer:
 
     @property
     def logged(self) -> int | None:
-        """The number of bytes that the code so far logs before each of its ends; None if unknown or different."""
+        """The number of bytes that the code so far logs before each of its ends, or None if unknown or different."""
         ends = {lp for ending, lp in self.endings if ending != ABORT}
         return ends.pop() if self.is_small and not self.raises and len(ends) == 1 else None
 

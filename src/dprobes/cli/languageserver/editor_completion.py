@@ -44,7 +44,7 @@ class MemberAccess:
 
 
 def access_at(text: str, offset: int) -> MemberAccess | None:
-    """Return the access to a member at an offset; None if there is none."""
+    """Return the access to a member at an offset, or None if there is none."""
     line = text.rfind("\n", 0, offset) + 1
     match = _ACCESS.search(text[line:offset])
     if match is None:
@@ -158,7 +158,7 @@ class Completion:
 
 
 def completions_at(name: str, text: str, offset: int) -> list[Completion]:
-    """Return the completions at an offset of a program; an empty list after errors, which are not raised."""
+    """Return the completions at an offset of a program, or an empty list after errors, which are not raised."""
     with contextlib.suppress(DprobesError, OSError):
         found = _in_c(name, text, offset) if is_c(name) else _in_rpn(text, offset)
         return list(islice(found, _MAX))

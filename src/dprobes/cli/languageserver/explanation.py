@@ -29,7 +29,7 @@ _TYPES_MAX = 4
 
 
 def type_at(analysis: Analysis, offset: int) -> str | None:
-    """Return the type of the smallest expression at an offset, in Markdown; None if there is none."""
+    """Return the type of the smallest expression at an offset, in Markdown, or None if there is none."""
     here = [
         (span.end - span.start, span, type_)
         for span, type_ in analysis.types
@@ -108,7 +108,7 @@ def explain(analysis: Analysis, offset: int) -> Explanation | None:
 
 
 def _declaration(name: str, text: str, offset: int) -> str:
-    """Return the line that defines the name at an offset, in Markdown; an empty string if there is no definition."""
+    """Return the line that defines the name at an offset, in Markdown, or an empty string if there is no definition."""
     found = definition_of(name, text, offset)
     if found is None:
         return ""

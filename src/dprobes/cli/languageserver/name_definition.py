@@ -31,7 +31,7 @@ class Definition(NamedTuple):
 
 
 def definition_of(name: str, text: str, offset: int) -> Definition | None:
-    """Return the definition of the word at an offset; None if it is not found."""
+    """Return the definition of the word at an offset, or None if it is not found."""
     start, end = word_at(text, offset)
     word = text[start:end]
     if not word:
@@ -150,7 +150,7 @@ class SourcePlace(NamedTuple):
 
 
 def source_at(analysis: Analysis, offset: int) -> SourcePlace | None:
-    """Return the definition of the function in the probe's place at an offset; None if it is unknown."""
+    """Return the definition of the function in the probe's place at an offset, or None if it is unknown."""
     from dprobes.rpn.program_text import print_header
 
     for program in analysis.programs:
@@ -185,7 +185,7 @@ def source_of(module_name: str, function: str) -> SourcePlace | None:
 
 
 def source_of_name(name: str, text: str, offset: int) -> SourcePlace | None:
-    """Return the declaration in a handler's module of the variable at an offset; None if it is not found."""
+    """Return the declaration in a handler's module of the variable at an offset, or None if it is not found."""
     if not is_c(name) or not (position := position_at(text, offset)).in_block or position.is_text:
         return None
     start, end = word_at(text, offset)

@@ -210,7 +210,7 @@ class _Item(NamedTuple):
 
 
 _Source = _Word | _Item | None
-"""The source of a field's value; None if it is the same in all records of a place."""
+"""The source of a field's value, or None if it is the same in all records of a place."""
 
 
 class _What(enum.Enum):
@@ -314,7 +314,7 @@ class HandlerAggregates:
 
     def _source_of(self, definition: ProbeDefinition, field: str, record: LogRecord, words: int) -> _Source:
         """
-        Return the source of a field's value in a handler that logs ``words`` words; None if it is constant.
+        Return the source of a field's value in a handler that logs ``words`` words, or None if it is constant.
 
         ``record`` is an empty record with the codes of the definition. Raise ``NotAtTheHitError`` if no instruction
         pushes the value.

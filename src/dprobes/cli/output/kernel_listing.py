@@ -28,7 +28,7 @@ _BEFORE, _AFTER = 3, 6
 
 def kernel_module(name: str) -> tuple[RunningKernel, str] | None:
     """
-    Return the kernel and the name of one of its modules, "" for the kernel itself; None if ``name`` is neither.
+    Return the kernel and the name of one of its modules, "" for the kernel itself, or None if ``name`` is neither.
 
     If the module is not loaded, the kernel is the object in the module's file. Raise ``TargetError`` for a file that
     cannot be read.
@@ -102,7 +102,7 @@ def _instructions(
     kernel: RunningKernel, function: KernelSymbol, address: int, base: int
 ) -> list[DecodedInstruction] | None:
     """
-    Return the instructions of a function around an address; None if the kernel does not expose its code.
+    Return the instructions of a function around an address, or None if the kernel does not expose its code.
 
     ``base`` is the address to which displayed offsets are relative. Raise ``TargetError`` for an address inside an
     instruction.

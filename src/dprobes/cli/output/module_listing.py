@@ -201,7 +201,7 @@ def described_site(site: UsdtSite) -> Iterator[str]:
 
 def guard_of(module: Module, offset: int) -> str | None:
     """
-    Return a note for the user if a file offset is a site of a USDT probe; None for other offsets.
+    Return a note for the user if a file offset is a site of a USDT probe, or None for other offsets.
 
     The note names the probe, and warns of a semaphore that guards it.
     """

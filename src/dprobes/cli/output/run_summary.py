@@ -384,7 +384,7 @@ _START = re.compile(r"(?P<name>[A-Za-z_][\w.$]*)", re.ASCII)
 
 def advice_on_unreached(probes: Sequence[Probepoint], scope: Scope, mapped: Mapping[str, str]) -> str | None:
     """
-    Return the probable reason why nothing was reached; None if nothing helpful is known.
+    Return the probable reason why nothing was reached, or None if nothing helpful is known.
 
     ``mapped`` are the files that processes in scope mapped as code, if the engine reports them: names and paths.
     """
@@ -395,7 +395,7 @@ def advice_on_unreached(probes: Sequence[Probepoint], scope: Scope, mapped: Mapp
 
 
 def _on_command(paths: Sequence[str], command: Sequence[str]) -> str | None:
-    """Return a clause about the file that a command executes, if it is not a probed one; None if it is."""
+    """Return a clause about the file that a command executes, if it is not a probed one, or None if it is."""
     if not command:
         return None
     from dprobes.target.module_lookup import executable_of

@@ -148,7 +148,7 @@ class TableOutput:
 
 
 def short_time(contents: Sequence[TableContents], most: int, viewed: Sequence[int] = ()) -> int | None:
-    """Return the shortest time in tables and of those ``viewed``, in nanoseconds; None if it exceeds ``most``."""
+    """Return the shortest time in tables and of those ``viewed``, in nanoseconds, or None if it exceeds ``most``."""
     found = [*viewed]
     for each in contents:
         if each.table.unit is not Unit.NANOSECONDS or each.table.kind is TableKind.SUM:

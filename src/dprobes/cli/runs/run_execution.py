@@ -393,7 +393,7 @@ def _stacks_of(target: str | None, weight: str | None, baseline: Path | None) ->
 
 
 def _debugger(command_line: str | None) -> tuple[str, ...] | None:
-    """Return the words of the debugger's command; None if a process is to be left stopped instead."""
+    """Return the words of the debugger's command, or None if a process is to be left stopped instead."""
     if command_line is None:
         return _GDB if os.isatty(0) and os.isatty(1) else None
     words = words_of(command_line, "debugger's command")

@@ -135,7 +135,7 @@ class ToolBlocks:
     # Operations of blocks
 
     def variable(self, kind: VariableKind, index: int) -> int:
-        """Return the 64 bits of a variable; 0 if it does not exist."""
+        """Return the 64 bits of a variable, or 0 if it does not exist."""
         if kind is VariableKind.LOCAL:
             variables = self._attachment.local_variables()
             return variables[index] if 0 <= index < len(variables) else 0

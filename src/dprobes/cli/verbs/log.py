@@ -300,7 +300,7 @@ def _time_filter(since: str | None, until: str | None, paths: Sequence[Path], *,
 
 
 def _bounds(paths: Sequence[Path], *, skip_damaged: bool) -> tuple[int, int] | None:
-    """Return when the first and the last record were written, in nanoseconds since 1970; None without records."""
+    """Return when the first and the last record were written, in nanoseconds since 1970, or None without records."""
     first = last = None
     on_damage = (lambda _: None) if skip_damaged else None  # damage is reported when the records are read
     for each in _followers([path for path in paths if path.exists()], on_damage):

@@ -220,7 +220,7 @@ def emit_arithmetic(values: CellEmitter, w: Writer, value: Arithmetic, bits: int
 
 
 def mask_width(value: Arithmetic) -> int | None:
-    """Return the number of low bits that a constant mask keeps; None if it has gaps or is as wide as the type."""
+    """Return the number of low bits that a constant mask keeps, or None if it has gaps or is as wide as the type."""
     match value.right:
         case Constant(mask) if mask > 0 and mask & (mask + 1) == 0 and mask.bit_length() < value.type.bits:
             return mask.bit_length()

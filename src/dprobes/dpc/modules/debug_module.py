@@ -62,7 +62,7 @@ class DebugModule:
 
     @cached_property
     def entry_types(self) -> DebugTypes | None:
-        """The types, each read from its debugging information entry (DIE); None if there is no debug information."""
+        """The types, each read from its debugging information entry (DIE), or None if there is no debug information."""
         if self.file is None:
             return None
         from dprobes.dpc.modules.debug_values import DebugTypes
@@ -87,7 +87,7 @@ class DebugModule:
         return address + int(match["distance"] or "0", 0)
 
     def symbol_address(self, name: str) -> int | None:
-        """Return the link address of a symbol; None if there is none of that name, or several."""
+        """Return the link address of a symbol, or None if there is none of that name, or several."""
         found = self._module.symbols.lookup(name)
         return found[0].address if len(found) == 1 else None
 
@@ -102,7 +102,7 @@ class DebugModule:
         return any(symbol.kind == "tls" for symbol in self._module.symbols.lookup(name))
 
     def function_symbol(self, address: int) -> str | None:
-        """Return the name of the symbol of the function at a link address; None if no function covers it."""
+        """Return the name of the symbol of the function at a link address, or None if no function covers it."""
         found = self._module.symbols.covering(address)
         return None if found is None else found.name
 
@@ -139,7 +139,7 @@ class DebugModule:
         return entry if second is None else second
 
     def are_untouched(self, registers: Sequence[str], start: int, end: int) -> bool:
-        """Return whether the code between two link addresses keeps these argument registers; False if unknown."""
+        """Return whether the code between two link addresses keeps these argument registers, or False if unknown."""
         if start == end:
             return True
         if self.elf.machine != "x86_64":
@@ -209,7 +209,7 @@ class DebugModule:
         return row.frame.register, row.frame.offset
 
     def _symbol_near(self, address: int) -> tuple[str, int] | None:
-        """Return a symbol with a unique name near an address, and the distance of the address from it; else None."""
+        """Return a symbol with a unique name near an address, and the distance of the address from it, else None."""
         files = [self.elf] if self.file is None or self.file.elf is self.elf else [self.elf, self.file.elf]
         for elf in files:
             for table in elf_symbols(elf):

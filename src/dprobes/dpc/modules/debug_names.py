@@ -234,7 +234,7 @@ class ProbeNames:
 
     @cached_property
     def _entry(self) -> int | None:
-        """The link address of the function's first instruction; None if it is unknown."""
+        """The link address of the function's first instruction, or None if it is unknown."""
         for each in (At.LOW_PC, At.ENTRY_PC):
             if (found := self._function.address(each)) is not None:
                 return found
@@ -298,7 +298,7 @@ class ProbeNames:
 
     @cached_property
     def _returned_type(self) -> CType | None:
-        """The return type of the function; None for ``void``."""
+        """The return type of the function, or None for ``void``."""
         found = self._types.of_variable(self._function)
         return None if isinstance(found, Void) else found
 
@@ -322,12 +322,12 @@ class ProbeNames:
         return in_registers(types[place], go_results(types)[place], self._module.machine())
 
     def parameter_type(self, number: int) -> CType | None:
-        """Return the type of a parameter; None if the function has fewer."""
+        """Return the type of a parameter, or None if the function has fewer."""
         return self._types.of_variable(self._parameters[number]) if number < len(self._parameters) else None
 
     def parameter(self, number: int, type_: CType) -> ModuleVariable | None:
         """
-        Return a parameter, read as ``type_``; None for a variadic one.
+        Return a parameter, read as ``type_``, or None for a variadic one.
 
         Raise ``NotKnownError`` if its place is unknown.
         """
@@ -385,7 +385,7 @@ class ProbeNames:
 
     def _beside_call(self, around: Sequence[Entry], call: Entry, name: str) -> ModuleVariable | None:
         """
-        Return the file-scope variable that a name means in an inlined function; None if there is none.
+        Return the file-scope variable that a name means in an inlined function, or None if there is none.
 
         The inlined function cannot access its caller's variables. At its first instruction, however, the user may mean
         a variable of the caller: if both exist, raise ``NotKnownError``.
@@ -401,7 +401,7 @@ class ProbeNames:
         return found
 
     def _named_parameter(self, name: str) -> ModuleVariable | None:
-        """Return a parameter by its name, even if only the function's abstract origin describes it; else None."""
+        """Return a parameter by its name, even if only the function's abstract origin describes it, else None."""
         for number, parameter in enumerate(self._parameters):
             if parameter.name == name:
                 return self.parameter(number, self._types.of_variable(parameter))
@@ -489,7 +489,7 @@ class ProbeNames:
         return in_registers(type_, _parts_of(ArgumentPlace(registers)), self._module.machine(at_return=True)).value
 
     def _argument_on_stack(self, location: InMemory) -> int | None:
-        """Return the number of an argument on the stack of a 32-bit program; None for other locations."""
+        """Return the number of an argument on the stack of a 32-bit program, or None for other locations."""
         match location.address:
             case FrameAddressOf():
                 distance = 0
@@ -581,7 +581,7 @@ def _variable_below(block: Entry, name: str, depth: int) -> Entry | None:
 
 def names_in(module: DebugModule, place: str | None, *, at_return: bool) -> ModuleNames | ProbeNames | None:
     """
-    Return the names that code at a place may use; None without debug information.
+    Return the names that code at a place may use, or None without debug information.
 
     ``place`` has the syntax of ``DebugModule.address_of``. If ``place`` is None, or no function is described there,
     these are the names of the module.

@@ -248,7 +248,7 @@ class DebugTypes:
 def bit_field(
     name: str, type_: CType, first: int, bits: int, word_size: int, *, is_big_endian: bool = False
 ) -> Member | None:
-    """Return a bit field that begins at bit ``first`` of a structure; None if no unit contains all of it."""
+    """Return a bit field that begins at bit ``first`` of a structure, or None if no unit contains all of it."""
     size = size_of(type_) or 0
     for start, unit in ((first // (8 * size) * size, size), (first // 8, size), (first // 8, word_size)):
         shift = first - 8 * start

@@ -97,7 +97,7 @@ class BtfTypes:
         return self._found(tag, _TAGGED[kind], near, f"{kind} {tag}")
 
     def enumerator(self, name: str) -> int | None:
-        """Return the value of an enumerator; None if there is none."""
+        """Return the value of an enumerator, or None if there is none."""
         with damage_reported():
             return self._btf.enumerator(name)
 
@@ -248,12 +248,12 @@ class BtfModule:
 
     @cached_property
     def btf(self) -> Btf | None:
-        """The type information; None if the kernel exposes none."""
+        """The type information, or None if the kernel exposes none."""
         return self._read()
 
     @cached_property
     def types(self) -> BtfTypes | None:
-        """The types; None if the kernel exposes none."""
+        """The types, or None if the kernel exposes none."""
         return None if self.btf is None else BtfTypes(self.btf, self._declared)
 
     def _declared(self, kind: str, tag: str) -> Record | None:
@@ -303,7 +303,7 @@ class BtfNames:
 
     @cached_property
     def _signature(self) -> tuple[Sequence[tuple[str, int]], int] | None:
-        """The parameters, and the number of the return type; None without such a function."""
+        """The parameters, and the number of the return type, or None without such a function."""
         self.was_asked = True
         btf = self._module.btf
         if btf is None or self._function is None:
@@ -335,7 +335,7 @@ class BtfNames:
 
     @cached_property
     def types(self) -> NamedTypes | None:
-        """The types, preferably those that the function's parameters and result use; None if there are none."""
+        """The types, preferably those that the function's parameters and result use, or None if there are none."""
         signature, types = self._signature, self._module.types
         if types is None or signature is None:
             return types
@@ -364,14 +364,14 @@ class BtfNames:
         return part_of(scattered, member, _MACHINE)
 
     def parameter_type(self, number: int) -> CType | None:
-        """Return the type of a parameter; None if it is not known, or not alone in a register."""
+        """Return the type of a parameter, or None if it is not known, or not alone in a register."""
         if number >= len(self._parameters):
             return None
         _, type_, argument = self._parameters[number]
         return type_ if argument is not None else None
 
     def parameter(self, number: int, type_: CType) -> ModuleVariable | None:
-        """Return a parameter, read as ``type_``; None unless it is alone in a register."""
+        """Return a parameter, read as ``type_``, or None unless it is alone in a register."""
         if number >= len(self._parameters) or (argument := self._parameters[number][2]) is None:
             return None
         return self._argument(argument, type_)
@@ -382,7 +382,7 @@ class BtfNames:
         return self._signature is not None
 
     def named_parameter(self, name: str) -> ModuleVariable | None:
-        """Return the parameter of this name; None unless it is alone in a register."""
+        """Return the parameter of this name, or None unless it is alone in a register."""
         for found, type_, argument in self._parameters:
             if found == name and argument is not None:
                 return self._argument(argument, type_)
@@ -433,7 +433,7 @@ class KernelModule:
 
     @cached_property
     def debug(self) -> DescribedModule | None:
-        """The module with its debug information; None if none is installed."""
+        """The module with its debug information, or None if none is installed."""
         elf = self._described()
         if elf is None:
             return None
@@ -519,7 +519,7 @@ class KernelNames:
     @cached_property
     def _debug(self) -> LateNames | None:
         """
-        The names of debug information at the place; None without debug information.
+        The names of debug information at the place, or None without debug information.
 
         For a numeric place, whose section is not known, they are the names of the module.
         """
@@ -542,18 +542,18 @@ class KernelNames:
         return self._debug.types
 
     def returned(self) -> ModuleVariable | None:
-        """Return the return value of the function; None if it is not known."""
+        """Return the return value of the function, or None if it is not known."""
         if self._btf.is_known or self._debug is None:
             return self._btf.returned()
         return self._debug.returned()
 
     def parameter_type(self, number: int) -> CType | None:
-        """Return the type of a parameter; None if it is not known."""
+        """Return the type of a parameter, or None if it is not known."""
         found = self._btf.parameter_type(number)
         return found if found is not None or self._debug is None else self._debug.parameter_type(number)
 
     def parameter(self, number: int, type_: CType) -> ModuleVariable | None:
-        """Return a parameter, read as ``type_``; None if it is not known."""
+        """Return a parameter, read as ``type_``, or None if it is not known."""
         found = self._btf.parameter(number, type_)
         return found if found is not None or self._debug is None else self._debug.parameter(number, type_)
 
@@ -567,7 +567,7 @@ class KernelNames:
         return found if found is not None or self._debug is None else self._debug.find(name)
 
     def cause(self, name: str) -> str | None:
-        """Return a hint for an unknown name: the names known at the place; None if nothing describes the kernel."""
+        """Return a hint for an unknown name: the names known at the place, or None if nothing describes the kernel."""
         if self._place is None or self.types is None:
             return None
         declared = f"for a variable without debug information, declare it: extern int {name};"

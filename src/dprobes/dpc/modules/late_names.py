@@ -59,19 +59,19 @@ class LateNames:
 
     @property
     def types(self) -> NamedTypes | None:
-        """The types that names denote in the scope of the place; None without debug information."""
+        """The types that names denote in the scope of the place, or None without debug information."""
         return None if self._names is None else self._names.types
 
     def returned(self) -> ModuleVariable | None:
-        """Return the return value of the function; None if it is not known."""
+        """Return the return value of the function, or None if it is not known."""
         return None if self._names is None else self._names.returned()
 
     def parameter_type(self, number: int) -> CType | None:
-        """Return the type of a parameter; None if it is not known."""
+        """Return the type of a parameter, or None if it is not known."""
         return None if self._names is None else self._names.parameter_type(number)
 
     def parameter(self, number: int, type_: CType) -> ModuleVariable | None:
-        """Return a parameter, read as ``type_``; None if it is not known."""
+        """Return a parameter, read as ``type_``, or None if it is not known."""
         return None if self._names is None else self._names.parameter(number, type_)
 
     def find(self, name: str) -> ModuleVariable | None:
@@ -80,7 +80,7 @@ class LateNames:
 
     def cause(self, name: str) -> str | None:
         """
-        Return a hint for an unknown name: the reason, and a declaration to write; None outside of code.
+        Return a hint for an unknown name: the reason, and a declaration to write, or None outside of code.
 
         For a module without debug information, the hint is that its debug file is of another build; None without such a
         file.
@@ -126,7 +126,7 @@ class DescribedModule(DebugModule):
 
     @cached_property
     def types(self) -> NamedTypes | None:
-        """The types; None if there is no debug information."""
+        """The types, or None if there is no debug information."""
         return self.names_at(None, at_return=False).types
 
     def names_at(self, place: str | None, *, at_return: bool) -> LateNames:

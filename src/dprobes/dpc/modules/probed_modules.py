@@ -92,7 +92,7 @@ class ProbedModules:
         return None if module is None else module.given_at(place, at_return=point.at_return)
 
     def names_of_all(self) -> PlaceNames | None:
-        """Return the names in the functions of a program; None for several modules, or one without description."""
+        """Return the names in the functions of a program, or None for several modules, or one without description."""
         module = self.first if len(self.names) == 1 else None
         return None if module is None else module.names_at(None, at_return=False)
 
@@ -154,7 +154,7 @@ class ModuleFiles:
             return 8  # the start of the command reports the error
 
     def module_of(self, module: str) -> ProbedModule | None:
-        """Return the description of a module; None if the module is not on this machine."""
+        """Return the description of a module, or None if the module is not on this machine."""
         if module not in self._modules:
             self._modules[module] = self._described(module)
         return self._modules[module]
@@ -223,7 +223,7 @@ def _module_btf(name: str) -> Btf | None:
 
 
 def _kernel_btf() -> Btf | None:
-    """Return the types of the running kernel; None if it exposes none."""
+    """Return the types of the running kernel, or None if it exposes none."""
     from pathlib import Path
 
     from dprobes.errors import FormatError

@@ -349,7 +349,7 @@ class StatementParser:
         self._cursor.accept(";")
 
     def _hint_behind(self, statement: syntax_tree.Expression | None) -> str | None:
-        """Return a hint for the missing semicolon after an expression statement; None if there is none."""
+        """Return a hint for the missing semicolon after an expression statement, or None if there is none."""
         cursor = self._cursor
         found = cursor.peek()
         rest = " ".join(re.split(r"[;}]", cursor.tokens.text[found.start :], maxsplit=1)[0].split())

@@ -184,7 +184,7 @@ class ProbedModule(Protocol):
 
     @property
     def types(self) -> NamedTypes | None:
-        """The types; None without a description."""
+        """The types, or None without a description."""
 
     def names_at(self, place: str | None, *, at_return: bool) -> PlaceNames:
         """
@@ -239,17 +239,17 @@ class PlaceNames(Protocol):
 
     @property
     def types(self) -> NamedTypes | None:
-        """The types by their names at the place; None without a description."""
+        """The types by their names at the place, or None without a description."""
 
     def returned(self) -> ModuleVariable | None:
         """
-        Return the return value of the probed function; None if its type is not known.
+        Return the return value of the probed function, or None if its type is not known.
 
         Raise ``NotKnownError`` if it is in no register.
         """
 
     def parameter_type(self, number: int) -> CType | None:
-        """Return the C type of the function's parameter ``number``, from 0; None if it is not known."""
+        """Return the C type of the function's parameter ``number``, from 0, or None if it is not known."""
 
     def parameter(self, number: int, type_: CType) -> ModuleVariable | None:
         """
@@ -266,7 +266,7 @@ class PlaceNames(Protocol):
         """
 
     def cause(self, name: str) -> str | None:
-        """Return a hint for an unknown name; None if the module has no description."""
+        """Return a hint for an unknown name, or None if the module has no description."""
 
     def member_of(self, scattered: Scattered, member: Member) -> Value | Scattered:
         """
@@ -297,7 +297,7 @@ class Scope:
         return None
 
     def find(self, name: str) -> Declared | None:
-        """Return the meaning of a name here; None if it has none."""
+        """Return the meaning of a name here, or None if it has none."""
         found = self._names.get(name)
         return found if found is not None or self._outer is None else self._outer.find(name)
 

@@ -233,7 +233,7 @@ def logs_in(statement: Statement) -> Iterator[Log]:
 
 
 def goes_on(statement: Statement) -> bool:
-    """Return whether control can reach the statement after ``statement``; False after ``return`` and ``exit``."""
+    """Return whether control can reach the statement after ``statement``, or False after ``return`` and ``exit``."""
     match statement:
         case Steps(statements):
             return all(goes_on(each) for each in statements)

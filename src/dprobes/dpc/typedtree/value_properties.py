@@ -47,7 +47,7 @@ __all__ = [
 
 
 def integer_of(type_: CType) -> Integer | None:
-    """Return the integer type of a type's values; None for a type without numbers."""
+    """Return the integer type of a type's values, or None for a type without numbers."""
     match type_:
         case Integer():
             return type_
@@ -138,7 +138,7 @@ def _power_of(number: int) -> int:
 
 
 def _computed(operator: str, left: int, right: int, type_: Integer) -> int | None:
-    """Return the result of an operation; None if it is undefined in C, so that it is left to the hit."""
+    """Return the result of an operation, or None if it is undefined in C, so that it is left to the hit."""
     if operator in ("/", "%"):
         return divided(left, right)[operator == "%"] if right else None
     if operator in ("<<", ">>") and not 0 <= right < type_.bits:
@@ -273,7 +273,7 @@ def needs_entry(value: typed_values.Value) -> bool:
 
 
 def greatest(value: typed_values.Value) -> int | None:
-    """Return an inclusive upper bound of a value that is never negative; None if none is known."""
+    """Return an inclusive upper bound of a value that is never negative, or None if none is known."""
     match value:
         case typed_values.Constant(number) if number >= 0:
             return number

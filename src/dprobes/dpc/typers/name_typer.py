@@ -141,7 +141,7 @@ class NameTyper:
         return pushed if given is None else folded(typed_values.Convert(pushed, given))
 
     def type_of_field(self, name: str) -> CType | None:
-        """Return the type of a field, array types included; None if it is not known."""
+        """Return the type of a field, array types included, or None if it is not known."""
         return None if self._where.given is None else self._where.given.type_of(name)
 
     def type_of(self, name: syntax_tree.Name) -> CType | None:
@@ -167,7 +167,7 @@ class NameTyper:
         return None
 
     def memory_of_module(self, name: syntax_tree.Name) -> typed_values.Memory | None:
-        """Return the memory of a module's variable, by debug information; None for other names, and in registers."""
+        """Return the memory of a module's variable, by debug information, or None for other names, and in registers."""
         found = self._of_module(name)
         return (
             found.value if isinstance(found, ModuleVariable) and isinstance(found.value, typed_values.Memory) else None
@@ -266,7 +266,7 @@ class NameTyper:
             raise self._unknown(name)
 
     def _known(self, name: syntax_tree.Name) -> Meaning | ProvidedName | int | None:
-        """Return the meaning of a name; None if it has none."""
+        """Return the meaning of a name, or None if it has none."""
         if (found := self._values.scope.find(name.name)) is not None:
             return found
         if (enumerator := self._values.types.enumerators.get(name.name)) is not None:
@@ -299,7 +299,7 @@ class NameTyper:
         return self._values.wrong(name.span, f"'{plain}' is not defined", hint)
 
     def _argument_hint(self, name: str) -> str | None:
-        """Return a hint for an argument whose number is too high: its place in memory; None for another name."""
+        """Return a hint for an argument whose number is too high: its place in memory, or None for another name."""
         match = re.fullmatch(r"arg([0-9]{1,2})", name)
         if match is None or not self._where.has_hit or self._where.is_traced:
             return None
@@ -367,7 +367,7 @@ class NameTyper:
         return typed_values.System(name.pushed, type_, name.is_at_return and self._where.is_entry_known)
 
     def _returned(self, span: Span) -> ModuleVariable | None:
-        """Return the typed return value of the function; None if it is not known."""
+        """Return the typed return value of the function, or None if it is not known."""
         names = self._where.names
         return None if names is None else self._asked(span, "retval", names.returned)
 
@@ -499,7 +499,7 @@ class CallTyper:
         return typed_values.FunctionCall(function.name, arguments, function.type, call.span)
 
     def text_test(self, expression: syntax_tree.Binary) -> Value | None:
-        """Return the test of a string against a literal; None for other expressions."""
+        """Return the test of a string against a literal, or None for other expressions."""
         for subject, text in ((expression.left, expression.right), (expression.right, expression.left)):
             if isinstance(text, syntax_tree.StringLiteral):
                 return self._test_of(subject, text.value, is_prefix=False)
@@ -618,7 +618,7 @@ class CallTyper:
         return limited if first is None else typed_values.Sequence(first, limited, UNSIGNED)
 
     def _characters(self, expression: syntax_tree.Expression) -> int | None:
-        """Return the number of elements of a character array expression; None for other expressions."""
+        """Return the number of elements of a character array expression, or None for other expressions."""
         if not isinstance(
             expression, syntax_tree.Name | syntax_tree.MemberAccess | syntax_tree.Index | syntax_tree.Unary
         ):

@@ -238,7 +238,7 @@ class PrintTyper:
         return type_ == self._values.types.word
 
     def _string_there(self, expression: syntax_tree.Expression, type_: CType, letter: str) -> str | None:
-        """Return a hint if ``%s`` prints a number that may be the address of a string; None for any other value."""
+        """Return a hint if ``%s`` prints a number that may be the address of a string, or None for any other value."""
         if not isinstance(expression, syntax_tree.Name | syntax_tree.MemberAccess):
             return None
         if not isinstance(type_, Integer) or type_.size != self._values.types.word_size:
@@ -248,7 +248,7 @@ class PrintTyper:
         return f"if it is the address of a string, print str({expression.span.text}); %d, %u, %x and %p print a number"
 
     def _array(self, expression: syntax_tree.Expression) -> typed_values.Bytes | None:
-        """Return the bytes of an array in memory; None for other expressions."""
+        """Return the bytes of an array in memory, or None for other expressions."""
         if not isinstance(expression, syntax_tree.MemberAccess | syntax_tree.Name | syntax_tree.Index):
             return None
         type_ = self._values.type_of(expression)

@@ -263,7 +263,7 @@ class ProgramTyper:
         self, probe: syntax_tree.Probe, point: syntax_tree.Point, names: PlaceNames | None, given: GivenTypes | None
     ) -> TypedProbe | None:
         """
-        Return a probe with its types at a point; None after an error.
+        Return a probe with its types at a point, or None after an error.
 
         Malformed debug information is reported at the point.
         """

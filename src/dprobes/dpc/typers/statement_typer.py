@@ -151,7 +151,7 @@ class StatementTyper:
             self._loops -= 1
 
     def _while(self, loop: typed_program.Loop) -> typed_program.Statement:
-        """Return a loop, without its condition if that is always true; an empty sequence if it is never true."""
+        """Return a loop, without its condition if that is always true, or an empty sequence if it is never true."""
         if isinstance(loop.condition, typed_values.Constant):
             if not loop.condition.value:
                 return typed_program.Steps(())

@@ -194,7 +194,7 @@ def _placed(
 
 
 def _room_for(value: syntax_tree.Expression) -> int:
-    """Return the number of string bytes that fit in the cells of a literal; 0 for other values."""
+    """Return the number of string bytes that fit in the cells of a literal, or 0 for other values."""
     match value:
         case syntax_tree.StringLiteral(text):
             return min(len(text.encode("utf-8", "replace")) // 8 * 8 + 7, STRING_SIZE_MAX)
@@ -299,11 +299,11 @@ class Tables:
         return iter(self._tables.values())
 
     def find(self, name: str) -> KeyedTable | None:
-        """Return the table ``@name``, which its first use defines; None if no use has been reached yet."""
+        """Return the table ``@name``, which its first use defines, or None if no use has been reached yet."""
         return self._tables.get(name or UNNAMED)
 
     def written(self, name: str) -> Kept | None:
-        """Return the kind of value that a later statement stores in a table; None if it is not known."""
+        """Return the kind of value that a later statement stores in a table, or None if it is not known."""
         kind = self._written().get(name)
         if kind == TEXT:
             size = self.text_size(name, VALUE)
@@ -315,7 +315,7 @@ class Tables:
         return f"cuttext[{size}]" if size > self.string_limit else f"text[{size}]"
 
     def written_key(self, name: str) -> Key | None:
-        """Return the kind of string that a later statement stores in a table; None for numbers, or if unknown."""
+        """Return the kind of string that a later statement stores in a table, or None for numbers, or if unknown."""
         written = self.written(name)
         return Key.parsed(written.value) if written is not None and written.value else None
 
@@ -477,7 +477,7 @@ class TableTyper:
         return self._tables.used(access.name, Kept(known.kind, known.value), kinds, access.span)
 
     def _kept(self, operator: str, value: syntax_tree.Expression, name: str) -> tuple[Kept, Argument | None]:
-        """Return the kind of value that an assignment stores in a table, and the argument; None for ``count``."""
+        """Return the kind of value that an assignment stores in a table, and the argument, or None for ``count``."""
         known = self._tables.find(name)
         if operator in _SUMS:
             number, kind = self._number(value, known)

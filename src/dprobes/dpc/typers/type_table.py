@@ -191,7 +191,7 @@ class TypeTable:
         raise UnknownTypeError
 
     def kernel_task(self, kernel: ProbedModule | None, span: Span) -> CType | None:
-        """Return the type of pointers to the kernel's ``task_struct``; None if it is not known."""
+        """Return the type of pointers to the kernel's ``task_struct``, or None if it is not known."""
         known: CType | None = self._declared_record("struct", "task_struct")
         try:
             if known is None and kernel is not None and (types := kernel.types) is not None:
@@ -207,7 +207,7 @@ class TypeTable:
         return found if found is not None and found.is_defined else None
 
     def named_in_module(self, name: str, span: Span) -> CType | None:
-        """Return the type of a name that the program does not declare; None if there is none."""
+        """Return the type of a name that the program does not declare, or None if there is none."""
         return self._named(name) or self._of_module("", name, span)
 
     def _of_module(self, kind: str, name: str, span: Span) -> CType | None:
@@ -219,7 +219,7 @@ class TypeTable:
             raise UnknownTypeError from None
 
     def _looked_up(self, kind: str, name: str) -> CType | None:
-        """Return a type in the scope of the place, else in the module that the program probes first; else None."""
+        """Return a type in the scope of the place, else in the module that the program probes first, else None."""
         for described in (self._names, self._module):
             types = None if described is None else described.types
             found = None if types is None else types.tagged(kind, name) if kind else types.named(name)

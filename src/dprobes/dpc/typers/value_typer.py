@@ -260,7 +260,7 @@ class ValueTyper:
         return typed_values.Variable(array.kind, array.first, array.type, self.converted(index, self.types.word, span))
 
     def _lack_of_types(self) -> str | None:
-        """Return the message that the kernel has no types, if that explains an unknown type; else None."""
+        """Return the message that the kernel has no types, if that explains an unknown type, else None."""
         kernel = self._where.kernel
         with suppress(TargetError):  # the error is reported where a type is named
             if kernel is not None and kernel.types is None:
@@ -402,7 +402,7 @@ class ValueTyper:
         return typed_values.Constant(offset, self.types.word)
 
     def _type_named(self, name: syntax_tree.Name) -> CType | None:
-        """Return the type of this name in debug information; None if the name has another meaning or none."""
+        """Return the type of this name in debug information, or None if the name has another meaning or none."""
         if self.scope.find(name.name) is not None or name.name in PROVIDED:
             return None
         try:

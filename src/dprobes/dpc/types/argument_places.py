@@ -102,7 +102,7 @@ def is_returned_in_memory(type_: CType) -> bool:
 
 def result_parts(type_: CType, word_size: int) -> tuple[ResultPart, ...] | None:
     """
-    Return the registers of a result; None if ``retval`` is the address of the result.
+    Return the registers of a result, or None if ``retval`` is the address of the result.
 
     The tuple is empty if no readable register contains the result: a ``long double`` is on the register stack of the
     x87 FPU.

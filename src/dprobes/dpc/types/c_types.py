@@ -221,7 +221,7 @@ class Record:
 
     @property
     def members(self) -> tuple[Member, ...] | None:
-        """The members in order; None if they are not known."""
+        """The members in order, or None if they are not known."""
         self._ask()
         return self._members
 
@@ -362,7 +362,7 @@ def unsigned_of(type_: Integer) -> Integer:
 
 
 def size_of(type_: CType) -> int | None:
-    """Return the size of a type in bytes; None if it has none."""
+    """Return the size of a type in bytes, or None if it has none."""
     match type_:
         case Integer(size=size) | Pointer(size=size) | Floating(size=size):
             return size

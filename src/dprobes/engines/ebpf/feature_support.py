@@ -141,7 +141,7 @@ _TASK_MEMBERS = {
 
 
 def _counter_layout(features: Features, names: tuple[str, ...]) -> CounterLayout | None:
-    """Return the sources of the counters that a program reads; None if it reads none, or the kernel has no BTF."""
+    """Return the sources of the counters that a program reads, or None if it reads none, or the kernel has no BTF."""
     if not names or Feature.BTF not in features:
         return None
     at = features.types.member_offset

@@ -114,7 +114,7 @@ class GdbEngine(engine_interface.Engine):
                 yield shared.members[0].kernel()
 
     def _shared(self, sessions: Sequence[object]) -> SharedStub | None:
-        """Return the open stub at the same endpoint that one of ``sessions`` has; None if there is none."""
+        """Return the open stub at the same endpoint that one of ``sessions`` has, or None if there is none."""
         stubs = [each.shared for each in sessions if isinstance(each, StubSession)]
         return next((each for each in stubs if each.connection.endpoint == self._endpoint and each.is_open), None)
 

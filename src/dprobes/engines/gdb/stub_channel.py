@@ -154,7 +154,7 @@ class StubChannel:
 
     def command(self, line: str, patience: float | None = None) -> str | None:
         """
-        Return the output of a command of the stub's monitor (``qRcmd``); None if the stub has no monitor.
+        Return the output of a command of the stub's monitor (``qRcmd``), or None if the stub has no monitor.
 
         Raise ``EngineError`` if no answer arrives within ``patience`` seconds, by default the limit of the channel.
         """
@@ -243,7 +243,7 @@ class StubChannel:
         return answer
 
     def _next_answer(self, patience: float) -> bytes | None:
-        """Return the next answer to a packet; None if none arrives within ``patience`` seconds."""
+        """Return the next answer to a packet, or None if none arrives within ``patience`` seconds."""
         deadline = time.monotonic() + patience
         while True:
             while self._answers:
@@ -279,7 +279,7 @@ class StubChannel:
 
     def read_object(self, kind: str, annex: str = "") -> bytes | None:
         """
-        Return the contents of an object of the stub (``qXfer``); None if it has none of that kind.
+        Return the contents of an object of the stub (``qXfer``), or None if it has none of that kind.
 
         Raise ``EngineError`` if the contents are incomplete or too large.
         """

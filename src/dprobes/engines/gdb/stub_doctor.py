@@ -89,7 +89,7 @@ def _kind(stub: Stub) -> Finding:
 
 
 def _processor(description: TargetDescription) -> tuple[str, StubProcessor] | None:
-    """Return the architecture and row of the described processor; None if it is not supported."""
+    """Return the architecture and row of the described processor, or None if it is not supported."""
     for name in ARCHITECTURE_NAMES:
         processor = processor_of(architecture(name))
         if processor is not None and description.architecture in processor.descriptions:

@@ -79,7 +79,7 @@ class ProcessImage:
 
     def code_of(self, target: StubTarget, function: int) -> int | None:
         """
-        Return the address of a function's code; None if its descriptor cannot be read.
+        Return the address of a function's code, or None if its descriptor cannot be read.
 
         The load bias is added if the linker has not relocated the descriptor.
         """

@@ -107,7 +107,7 @@ class CallStacks:
         return data
 
     def table_at(self, address: int) -> FrameRules | None:
-        """Return the unwind table of the module that contains an address; None if there is none."""
+        """Return the unwind table of the module that contains an address, or None if there is none."""
         if self._headers is None:
             self._headers = self._find_headers()
         header = max((each for each in self._headers if each <= address), default=None)

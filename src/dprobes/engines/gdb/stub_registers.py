@@ -66,7 +66,7 @@ class TargetDescription:
 
 def parse_description(read: Callable[[str], bytes | None]) -> TargetDescription | None:
     """
-    Return the description in files, which ``read`` returns by name; None if there is no ``target.xml``.
+    Return the description in files, which ``read`` returns by name, or None if there is no ``target.xml``.
 
     Raise ``EngineError`` if the files are no such description.
     """
@@ -99,7 +99,7 @@ class _Element:
 
 def _parsed(name: str, read: Callable[[str], bytes | None]) -> list[_Element] | None:
     """
-    Return the elements of the stub's XML file ``name`` in document order; None if the file does not exist.
+    Return the elements of the stub's XML file ``name`` in document order, or None if the file does not exist.
 
     Raise ``EngineError`` if it is malformed or defines entities.
     """

@@ -73,7 +73,7 @@ class Transport(ABC):
 
     def receive(self, timeout: float) -> bytes | None:
         """
-        Return the received data; None if none arrives within ``timeout`` seconds.
+        Return the received data, or None if none arrives within ``timeout`` seconds.
 
         Raise ``EngineError`` if the connection has ended.
         """

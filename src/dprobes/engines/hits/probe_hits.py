@@ -163,7 +163,7 @@ class Probe(Generic[ProgramT]):
         return self.counts.hits + self.counts.neighbours
 
     def draw(self) -> bool | None:
-        """Return whether the handler runs at a hit that is not counted yet; None if the probepoint is inactive."""
+        """Return whether the handler runs at a hit that is not counted yet, or None if the probepoint is inactive."""
         if self.shared is None:
             return self.counter >= 0
         if self.shared.is_limited:
@@ -282,7 +282,7 @@ def is_last(handled: Iterable[Handled[ProgramT]]) -> bool:
 
 
 def skipping(handled: Iterable[Handled[ProgramT]]) -> Handled[ProgramT] | None:
-    """Return the last result that skips the function: its value becomes the return value; None if there is none."""
+    """Return the last result that skips the function: its value becomes the return value, or None if there is none."""
     found = None
     for each in handled:
         if each.outcome is not None and each.outcome.ending is Ending.SKIP:

@@ -437,7 +437,7 @@ class PtraceSession:
 
 
 def _notices(budget: float | None, program: Program, answers: Answers) -> OverloadNotices | None:
-    """Return the notices for hits that take too much of a CPU; None without a limit."""
+    """Return the notices for hits that take too much of a CPU, or None without a limit."""
     if budget is None:
         return None
     from dprobes.engines.overload_guard import OverloadNotices

@@ -313,13 +313,13 @@ class NativeState(Protocol):
         """Keyed tables; None for one that only the tracer writes."""
 
     def thread_variables(self, tid: int) -> MutableSequence[int] | None:
-        """Return the variables of a thread, allocated on first use; None if there is no room for them."""
+        """Return the variables of a thread, allocated on first use, or None if there is no room for them."""
 
     def forget_thread(self, tid: int) -> None:
         """Free the variables of a thread that has ended."""
 
     def hits_of(self, probe: int, limits: ProbeLimits) -> SharedHits | None:
-        """Return the shared hit counts of a probepoint; None if no handler in a process counts its hits."""
+        """Return the shared hit counts of a probepoint, or None if no handler in a process counts its hits."""
 
 
 class NativeStatePlan(Protocol):

@@ -508,7 +508,7 @@ class Patches:
         return [each for ranges in self.code.values() for each in ranges]
 
     def original_of(self, pc: int) -> tuple[SitePatch, CodeCopy] | None:
-        """Return the jump and the copied instruction at ``pc``; None if that is not in displaced code."""
+        """Return the jump and the copied instruction at ``pc``, or None if that is not in displaced code."""
         number = bisect_right(self.starts, pc) - 1
         if number < 0:
             return None

@@ -91,12 +91,12 @@ Places = tuple[list[FieldPlace], int]
 
 
 def fixed_places(template: Template, word_size: int) -> Places | None:
-    """Return the places of the fields of a template in any data; None if they are not fixed."""
+    """Return the places of the fields of a template in any data, or None if they are not fixed."""
     return _places(template, word_size, lambda _: None)
 
 
 def field_places(packed: PackedRows, template: Template, word_size: int) -> Places | None:
-    """Return the places of the fields of a template in packed records; None if they differ between records."""
+    """Return the places of the fields of a template in packed records, or None if they differ between records."""
     return _places(template, word_size, lambda at: _item_size(packed, at))
 
 
@@ -120,7 +120,7 @@ def _places(template: Template, word_size: int, item_size: Callable[[int], int |
 
 
 def fixed_layout(template: Template, word_size: int, byte_order: ByteOrder) -> struct.Struct | None:
-    """Return the ``struct`` that unpacks a template's data into its fields; None if offsets or sizes vary."""
+    """Return the ``struct`` that unpacks a template's data into its fields, or None if offsets or sizes vary."""
     found = fixed_places(template, word_size)
     if found is None:
         return None
@@ -177,7 +177,7 @@ class RaggedData:
         self.body, self.starts, self.ends = rows.data_bounds()
 
     def numbers(self, at: int, size: int, wanted: Sequence[int]) -> list[int | None]:
-        """Return the unsigned numbers at offset ``at`` of the data; None for data that are too short."""
+        """Return the unsigned numbers at offset ``at`` of the data, or None for data that are too short."""
         read, body = self._reader(size, is_signed=False), self.body
         places = [(self.starts[row] + at, self.ends[row]) for row in wanted]
         return [read(body, place)[0] if place + size <= end else None for place, end in places]

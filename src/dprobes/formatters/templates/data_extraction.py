@@ -357,7 +357,7 @@ def _literal(text: str) -> str:
 
 
 def _conversion(part: Placeholder) -> str | None:
-    """Return the conversion of Python's ``%`` operator with the same output for a number; None if there is none."""
+    """Return the conversion of Python's ``%`` operator with the same output for a number, or None if there is none."""
     width = part.width
     if part.conversion is Conversion.POINTER and not width.columns:
         return "0x%x"
@@ -479,7 +479,7 @@ def unique_name(name: str, taken: set[str], *, joint: str = "_", fold: Callable[
 
 def _name_in(before: str) -> str:
     """
-    Return the field name at the end of the text before a placeholder; an empty string if there is none.
+    Return the field name at the end of the text before a placeholder, or an empty string if there is none.
 
     ``*(8+arg0)=`` yields ``at_8_arg0``.
     """

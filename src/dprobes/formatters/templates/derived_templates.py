@@ -156,7 +156,7 @@ class _Walk:
         self._tables = tables
 
     def text(self) -> str | None:
-        """Return the lines of the template of the handler's records; None if there is none."""
+        """Return the lines of the template of the handler's records, or None if there is none."""
         try:
             ends = set(self._ends())
         except _UnknownError:

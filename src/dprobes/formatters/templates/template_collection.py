@@ -33,7 +33,7 @@ class TemplateFinder(Protocol):
     """A collection of templates that can be searched by major and minor code."""
 
     def find(self, major: int, minor: int) -> Template | None:
-        """Return the template of the records with these codes; None if there is none."""
+        """Return the template of the records with these codes, or None if there is none."""
 
 
 class Templates:
@@ -72,7 +72,7 @@ class Templates:
         return found
 
     def find(self, major: int, minor: int) -> Template | None:
-        """Return the template of the records with these codes; None if there is none."""
+        """Return the template of the records with these codes, or None if there is none."""
         templates = self._by_major.get(major)
         return templates.get(minor) if templates is not None else None
 
@@ -215,7 +215,7 @@ class ProgramTemplates:
         return {size: templates_in(text, self._major) for size, text in self._texts.items()}
 
     def of(self, record: LogRecord) -> Template | None:
-        """Return the template of a record by its codes; None if there is none, and for a stack trace."""
+        """Return the template of a record by its codes, or None if there is none, and for a stack trace."""
         if record.is_stack_trace:
             return None
         major, minor = record.major or 0, record.minor or 0
@@ -230,7 +230,7 @@ class ProgramTemplates:
         return derived if len(record.data) == compiled.layout.size else None
 
     def derived(self, word_size: int, major: int, minor: int) -> Template | None:
-        """Return the derived template of records with these codes; None if there is none."""
+        """Return the derived template of records with these codes, or None if there is none."""
         template = self._derived.get(word_size, {}).get(minor)
         return template if template is not None and template.major == major else None
 

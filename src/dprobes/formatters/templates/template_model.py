@@ -69,7 +69,7 @@ class Fault:
 
 
 Value = int | str | bytes | tuple[int, ...] | Fault | None
-"""The value of a field; None if the data ended before it."""
+"""The value of a field, or None if the data ended before it."""
 
 
 def readable_number(number: int, size: int) -> str:

@@ -205,7 +205,7 @@ def _number(part: Placeholder, number: int, names: _Names) -> str:
 
 
 def _named(part: Placeholder, number: int, names: _Names) -> str | None:
-    """Return the name that is printed instead of a number's digits; None if there is none."""
+    """Return the name that is printed instead of a number's digits, or None if there is none."""
     match part.conversion:
         case Conversion.CHARACTER:
             return escaped(character(number))

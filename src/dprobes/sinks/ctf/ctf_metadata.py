@@ -193,7 +193,7 @@ def _code(field: Field) -> str:
 
 
 def _numbers(fields: Sequence[Field]) -> struct.Struct | None:
-    """Return the ``struct`` of a payload that consists only of numbers; None for a payload with strings or lists."""
+    """Return the ``struct`` of a payload that consists only of numbers, or None for a payload with strings or lists."""
     if any(field.is_array or not field.size for field in fields):
         return None
     return struct.Struct("<" + "".join(_code(field) for field in fields))

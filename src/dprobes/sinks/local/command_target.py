@@ -101,7 +101,7 @@ class CommandOutlet:
 
     def _ended(self) -> int | None:
         """
-        Return the exit status of the command; None if it has not exited within 0.2 seconds.
+        Return the exit status of the command, or None if it has not exited within 0.2 seconds.
 
         A command that has closed its standard input is about to exit.
         """

@@ -115,7 +115,7 @@ class TraceFileSink:
 
     def _packed(self, number: int, batch: Batch) -> Sequence[tuple[int, bytes]] | None:
         """
-        Return packed records whose probepoints have the file's numbers; None if the batch is not packed.
+        Return packed records whose probepoints have the file's numbers, or None if the batch is not packed.
 
         ``number`` is the program's number in the file.
         """

@@ -147,7 +147,7 @@ def _of_record(known: KnownRecord) -> dict[str, Any]:
 
 
 def _wall_time(time: int | None, wall_offset: int) -> int | None:
-    """Return a time in nanoseconds since 1970; None if it is unknown, or beyond the range of OTLP."""
+    """Return a time in nanoseconds since 1970, or None if it is unknown, or beyond the range of OTLP."""
     return None if time is None or not 0 <= time + wall_offset <= _TIME_MAX else time + wall_offset
 
 

@@ -69,7 +69,7 @@ def endpoint_of(argument: str) -> str:
 
 
 def metrics_endpoint_of(endpoint: str) -> str | None:
-    """Return the URL for metrics that corresponds to the URL for log records; None if there is no such URL."""
+    """Return the URL for metrics that corresponds to the URL for log records, or None if there is no such URL."""
     if named := os.environ.get(_METRICS_ENVIRONMENT):
         return named
     return endpoint.removesuffix(_PATH) + _METRICS_PATH if endpoint.endswith(_PATH) else None

@@ -204,7 +204,7 @@ def _or_stack(number: int) -> str:
 
 
 def aarch64_effect(raw: bytes, address: int) -> Effect | None:
-    """Return the effect of the instruction ``raw`` at an address; None if it is not supported."""
+    """Return the effect of the instruction ``raw`` at an address, or None if it is not supported."""
     word = int.from_bytes(raw, "little")
     if word == _AARCH64_NOP:
         return NOTHING
@@ -278,7 +278,7 @@ _POWER_NOP = 0x6000_0000  # ori r0, r0, 0
 
 
 def power_effect(raw: bytes, word_size: int) -> Effect | None:
-    """Return the effect of the instruction ``raw`` for words of ``word_size`` bytes; None if it is not supported."""
+    """Return the effect of the instruction ``raw`` for words of ``word_size`` bytes, or None if it is not supported."""
     word = int.from_bytes(raw, "big")
     if word == _POWER_NOP:
         return NOTHING
@@ -340,7 +340,7 @@ def _gathered(word: int, *places: tuple[int, int, int]) -> int:
 
 
 def riscv_effect(raw: bytes, address: int) -> Effect | None:
-    """Return the effect of the instruction ``raw`` at an address; None if it is not supported."""
+    """Return the effect of the instruction ``raw`` at an address, or None if it is not supported."""
     word = int.from_bytes(raw, "little")
     match word & 3:
         case 3:
@@ -450,7 +450,7 @@ def _of_four(word: int) -> Effect | None:
 
 
 def _base(index: int, base: int) -> str | None:
-    """Return the only register of an address, "" if it has none; None if it has both index and base."""
+    """Return the only register of an address, "" if it has none, or None if it has both index and base."""
     index, base = index & 15, base & 15
     if index and base:
         return None
@@ -501,7 +501,7 @@ MODES = {
 
 
 def effect_of(machine: str, raw: bytes, address: int) -> Effect | None:
-    """Return the effect of the instruction ``raw`` of a processor at an address; None if it is not supported."""
+    """Return the effect of the instruction ``raw`` of a processor at an address, or None if it is not supported."""
     match machine:
         case "aarch64":
             return aarch64_effect(raw, address)

@@ -48,7 +48,7 @@ class CallFrames:
         return frame.register == columns.sp and frame.offset == self._elf.word_size
 
     def frame_address(self, address: int) -> FrameAddress | None:
-        """Return the rule for the canonical frame address at a link address; None if no unwind table covers it."""
+        """Return the rule for the canonical frame address at a link address, or None if no unwind table covers it."""
         description = self._elf.frames.description_of(self._elf, address)
         if description is None:
             return None
@@ -202,7 +202,7 @@ class _Search:
         return None if target is None else self._unnamed_part(target)
 
     def _cold_part(self, target: int) -> tuple[int, int] | None:
-        """Return the range of this function's cold part if it contains ``target``; else None."""
+        """Return the range of this function's cold part if it contains ``target``, else None."""
         symbols = self.module.symbols
         part, own = symbols.covering(target), symbols.names_at(self.start)
         if part is None or not part.size or ".cold" not in part.name or part.name.partition(".cold")[0] not in own:

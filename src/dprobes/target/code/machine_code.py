@@ -305,7 +305,7 @@ def unprobeable(decoded: DecodedInstruction) -> str | None:
 
 
 def _function_around(module: Module, file_offset: int) -> FunctionCode | None:
-    """Return the instructions of the function that covers a file offset; None if no function is known there."""
+    """Return the instructions of the function that covers a file offset, or None if no function is known there."""
     _bits(module)
     _code_end(module, file_offset)
     start = module.function_start(file_offset)

@@ -285,7 +285,7 @@ def _is_branch(parsed: _Parsed) -> bool:
 
 
 def _kernel_mistake(parsed: _Parsed, bits: int) -> str | None:
-    """Return the problem with an instruction for which the kernel accepts a uprobe; None if there is none."""
+    """Return the problem with an instruction for which the kernel accepts a uprobe, or None if there is none."""
     if parsed.vector_map:
         return _vector_mistake(parsed)
     repeated = 0xF2 in parsed.prefixes or 0xF3 in parsed.prefixes
@@ -485,7 +485,7 @@ def _is_only_way(module: Module, frames: CallFrames, found: _Candidate) -> bool:
 
 
 def _extent(module: Module, entry: int) -> tuple[int, int] | None:
-    """Return start and end of the function whose first instruction is at ``entry``; None if unknown."""
+    """Return start and end of the function whose first instruction is at ``entry``, or None if unknown."""
     symbol = module.symbols.covering(entry)
     if symbol is not None and symbol.address == entry and symbol.size:
         return entry, entry + symbol.size
@@ -494,7 +494,7 @@ def _extent(module: Module, entry: int) -> tuple[int, int] | None:
 
 
 def _indirect_jumps(code: bytes, start: int, bits: int) -> list[tuple[int, bytes]] | None:
-    """Return address and bytes of each indirect jump; None if there is data between the instructions."""
+    """Return address and bytes of each indirect jump, or None if there is data between the instructions."""
     from iced_x86 import Decoder, FlowControl
 
     found = []

@@ -84,7 +84,7 @@ class ByteReader:
         return self.position >= len(self._data)
 
     def move(self, distance: int) -> None:
-        """Move by a distance in bytes, forward or back; ValueError if the target is outside."""
+        """Move by a distance in bytes, forward or back; raise ValueError if the target is outside."""
         self.position += distance
         if not 0 <= self.position <= len(self._data):
             raise ValueError("a jump out of an expression")

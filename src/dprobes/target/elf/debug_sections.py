@@ -404,7 +404,7 @@ class PackagedPart:
         self._row = row
 
     def source(self, name: str) -> SectionSource:
-        """Return the source of the unit's part of a section; an empty one if it has none."""
+        """Return the source of the unit's part of a section, or an empty one if it has none."""
         whole = self.package.section(name)
         if name == _WHOLE:
             return _Present(whole)

@@ -54,7 +54,7 @@ class Image(Protocol):
         """
 
     def code_range(self, link_address: int) -> tuple[int, int] | None:
-        """Return start and end of the executable segment around a link address; None without one."""
+        """Return start and end of the executable segment around a link address, or None if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class FrameTable:
         return start if length is None or link_address < start + length else None
 
     def extent(self, elf: Image, link_address: int) -> tuple[int, int] | None:
-        """Return start and end of the code whose frame description covers ``link_address``; None if unknown."""
+        """Return start and end of the code whose frame description covers ``link_address``, or None if unknown."""
         i = bisect_right(self.starts, link_address) - 1
         length = self._length(elf, i) if i >= 0 else None
         if length is None or link_address >= self.starts[i] + length:
@@ -132,13 +132,13 @@ class FrameTable:
         return self.starts[i], self.starts[i] + length
 
     def description_of(self, elf: Image, link_address: int) -> int | None:
-        """Return the link address of the frame description that covers ``link_address``; None without one."""
+        """Return the link address of the frame description that covers ``link_address``, or None if there is none."""
         if self.extent(elf, link_address) is None:
             return None
         return self.descriptions[bisect_right(self.starts, link_address) - 1]
 
     def _length(self, elf: Image, index: int) -> int | None:
-        """Return a function's length in bytes; None unless pointers have the usual encoding (pcrel, sdata4)."""
+        """Return a function's length in bytes, or None unless pointers have the usual encoding (pcrel, sdata4)."""
         description = self.descriptions[index]
         try:
             begin, length = struct.unpack(f"{elf.struct_prefix}iI", elf.read(description + 8, 8))
@@ -148,7 +148,7 @@ class FrameTable:
 
 
 def _pointer_encoding(entry: bytes, elf: Image) -> int | None:
-    """Return the encoding of addresses by a common entry, which begins at its version; None if it is malformed."""
+    """Return the encoding of addresses by a common entry, which begins at its version, or None if it is malformed."""
     from dprobes.target.elf.byte_reader import ByteReader
     from dprobes.target.unwind.exception_frames import common_entry
 
@@ -252,7 +252,7 @@ class ElfFile:
 
     @property
     def soname(self) -> str | None:
-        """The ``DT_SONAME`` of a shared library; None without one."""
+        """The ``DT_SONAME`` of a shared library, or None if there is none."""
         return self.dynamic.soname
 
     @property
@@ -267,7 +267,7 @@ class ElfFile:
 
     @property
     def dynamic_range(self) -> tuple[int, int] | None:
-        """The link address of the dynamic section and its size in bytes; None if the file has none."""
+        """The link address of the dynamic section and its size in bytes, or None if the file has none."""
         if self._headers.dynamic is None:
             return None
         offset, size = self._headers.dynamic
@@ -275,7 +275,7 @@ class ElfFile:
         return None if address is None else (address, min(size, _DYNAMIC_MAX))
 
     def section(self, name: str) -> Section | None:
-        """Return the first section of a name that has bytes in the file; None without one."""
+        """Return the first section of a name that has bytes in the file, or None if there is none."""
         return next((each for each in self.sections if each.name == name and each.in_file), None)
 
     def file_offset(self, link_address: int) -> int | None:

@@ -333,7 +333,7 @@ class _Parser:
         return tuple(placed), load
 
     def _build_id(self, holders: list[tuple[int, int]]) -> str | None:
-        """Return the build-id that is in the notes in these ranges of the file; None if there is none."""
+        """Return the build-id that is in the notes in these ranges of the file, or None if there is none."""
         notes = (note for start, size in holders for note in notes_in(self._data[start : start + size], self._order))
         return build_id_among(islice(notes, _NOTES_MAX))
 
@@ -363,7 +363,7 @@ def notes_in(data: bytes, prefix: str) -> Iterator[Note]:
 
 
 def build_id_among(notes: Iterable[Note]) -> str | None:
-    """Return the first build-id in hex of some notes; None without one."""
+    """Return the first build-id in hex of some notes, or None if there is none."""
     found = (data for kind, owner, data in notes if kind == _NT_GNU_BUILD_ID and owner == b"GNU\0")
     return next((data.hex() for data in found), None)
 

@@ -117,7 +117,7 @@ def parse_nm(text: str) -> ListedSymbols | None:
 
 def parse_linker_map(text: str) -> ListedSymbols | None:
     """
-    Return the symbols of a map file of the GNU linker; None if ``text`` is not one.
+    Return the symbols of a map file of the GNU linker, or None if ``text`` is not one.
 
     It lists global symbols only; sections from ``-ffunction-sections`` have the names of static functions, too.
     """
@@ -203,7 +203,7 @@ def find_debug_file(module: ElfFile, directory: Path = DEBUG_DIRECTORY) -> ElfFi
 
 def foreign_debug_file(module: ElfFile, directory: Path = DEBUG_DIRECTORY) -> str | None:
     """
-    Return a message about a debug file of another build at the place of the module's; None if there is none.
+    Return a message about a debug file of another build at the place of the module's, or None if there is none.
 
     It is for modules whose debug file ``find_debug_file`` has not found.
     """
@@ -265,7 +265,7 @@ def _expected(module: ElfFile, directory: Path) -> Iterator[tuple[Path, int | No
 
 
 def _of_kernel_module(module: ElfFile, directory: Path) -> ElfFile | None:
-    """Return the debug file of a kernel module, whose own file may be compressed; None if there is none."""
+    """Return the debug file of a kernel module, whose own file may be compressed, or None if there is none."""
     if module.build_id is None:
         return None
     beside = _real(module.path).parent
@@ -332,7 +332,7 @@ def _open_matching(path: Path, module: ElfFile) -> ElfFile | None:
 
 def _debug_link(module: ElfFile) -> tuple[str, int] | None:
     """
-    Return file name and CRC-32 from ``.gnu_debuglink``; None if it is missing or malformed.
+    Return file name and CRC-32 from ``.gnu_debuglink``, or None if it is missing or malformed.
 
     It consists of the name, a NUL, padding to 4 bytes, and the checksum.
     """

@@ -40,7 +40,7 @@ class FunctionDescriptors(NamedTuple):
 
     @classmethod
     def of(cls, elf: ElfFile) -> FunctionDescriptors | None:
-        """Return the function descriptors of a file; None if it has none."""
+        """Return the function descriptors of a file, or None if it has none."""
         if elf.machine != "ppc64" or elf.byte_order != "big" or elf.type == "rel" or elf.is_debug_only:
             return None
         section = elf.section(_DESCRIPTORS)
@@ -182,7 +182,7 @@ def _offset_of(elf: ElfFile, section_type: int) -> int | None:
 
 
 def _without_sections(elf: ElfFile) -> ElfSymbols | None:
-    """Return ``.dynsym`` from the dynamic segment; None if it is missing, or no hash table gives its length."""
+    """Return ``.dynsym`` from the dynamic segment, or None if it is missing, or no hash table gives its length."""
     places = {tag: elf.file_offset(address) for tag, address in elf.dynamic.values.items()}
     symbols, strings = places.get(_DT_SYMTAB), places.get(_DT_STRTAB)
     if symbols is None or strings is None:

@@ -73,7 +73,7 @@ def build_id_of_notes(path: Path) -> str:
 
 
 def build_id_in(notes: bytes) -> str | None:
-    """Return the build-id in hex from the bytes of notes; None if there is none."""
+    """Return the build-id in hex from the bytes of notes, or None if there is none."""
     return build_id_among(notes_in(notes, "<"))
 
 
@@ -146,7 +146,7 @@ def _unpacked(path: Path, data: bytes) -> bytes:
 
 
 def _by_package(data: bytes) -> bytes | None:
-    """Return data unpacked by the package zstandard, which 'dprobes[zstd]' installs; None without it."""
+    """Return data unpacked by the package zstandard, which 'dprobes[zstd]' installs, or None without it."""
     try:
         import zstandard
     except ImportError:
@@ -405,7 +405,7 @@ def alternatives(elf: ElfFile) -> list[tuple[int, int]] | None:
 
 
 def _target(section: Section, data: bytes, position: int, linked: dict[int, int] | None) -> int:
-    """Return the address that the offset at a position of the section refers to; -1 if none."""
+    """Return the address that the offset at a position of the section refers to, or -1 if none."""
     if linked is not None:
         return linked.get(position, -1)
     (offset,) = struct.unpack_from("<i", data, position)
@@ -519,7 +519,7 @@ class FileText:
         return None if self.read(address, 1) else f"{self._memory_problem}, and the address is in no file"
 
     def origin_of(self, address: int) -> str:
-        """Return the path of the file from which code at an address is read; "" if no file has it."""
+        """Return the path of the file from which code at an address is read, or "" if no file has it."""
         code = self._code_at(address)
         return str(code.elf.path) if code.elf is not None else ""
 

@@ -383,19 +383,19 @@ class ModuleImage(KernelText):
         return sorted({symbol.address for symbol in self.symbols if symbol.letter in "tT"})
 
     def function_at(self, address: int) -> int | None:
-        """Return the start of the function that covers an address; None before the first one."""
+        """Return the start of the function that covers an address, or None before the first one."""
         place = bisect_right(self._starts, address)
         return self._starts[place - 1] if place else None
 
     def section_at(self, address: int) -> tuple[int, int] | None:
-        """Return the first address of the section that contains an address, and its end; None if there is none."""
+        """Return the first address of the section that contains an address, and its end, or None if there is none."""
         for number, base in self._bases.items():
             if base <= address < base + self._elf.sections[number].size:
                 return base, base + self._elf.sections[number].size
         return None
 
     def start_of(self, section: Section) -> int | None:
-        """Return the address of a section; None if it is not loaded."""
+        """Return the address of a section, or None if it is not loaded."""
         return next((base for number, base in self._bases.items() if self._elf.sections[number] is section), None)
 
     @property
@@ -430,14 +430,14 @@ class ModuleImage(KernelText):
 
     @cached_property
     def ftrace_calls(self) -> frozenset[int] | None:
-        """The addresses of the calls that ftrace patches; None if the module was built without them."""
+        """The addresses of the calls that ftrace patches, or None if the module was built without them."""
         if not any(section.name == _FTRACE_CALLS for section in self._elf.sections):
             return None
         return frozenset(self._targets(_FTRACE_CALLS))
 
     @cached_property
     def traceable(self) -> frozenset[int] | None:
-        """The starts of the functions that ftrace can trace; None if unknown."""
+        """The starts of the functions that ftrace can trace, or None if unknown."""
         if self.ftrace_calls is None:
             return None
         starts = (self.function_at(call) for call in self.ftrace_calls)
@@ -536,14 +536,14 @@ class UnloadedModule(RunningKernel):
         return
 
     def refusal(self, address: int) -> str | None:
-        """Return the reason why the kernel will refuse a probe at an address; None if it will not."""
+        """Return the reason why the kernel will refuse a probe at an address, or None if it will not."""
         # Since Linux kernel commit 45408c4f9250 ("tracing: kprobes: Prohibit probing on notrace function").
         if self.is_traceable(self._image.function_at(address) or 0) is False:
             return _NO_FTRACE
         return super().refusal(address)
 
     def is_traceable(self, address: int) -> bool | None:
-        """Return whether ftrace can trace the function that begins at an address; None if unknown."""
+        """Return whether ftrace can trace the function that begins at an address, or None if unknown."""
         return None if self._image.traceable is None else address in self._image.traceable
 
     def is_changed_later(self, address: int) -> bool:

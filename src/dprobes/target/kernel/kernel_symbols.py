@@ -68,7 +68,7 @@ class Kallsyms:
 
     @classmethod
     def read(cls, path: Path = KALLSYMS) -> Self:
-        """Read the list; OSError if the kernel does not provide it."""
+        """Read the list; raise OSError if the kernel does not provide it."""
         return cls(path.read_bytes())
 
     @property
@@ -135,7 +135,7 @@ class Kallsyms:
         return min(candidates, key=_familiarity, default=None)
 
     def global_before(self, address: int) -> str | None:
-        """Return the nearest global function of the kernel before an address; None if there is none."""
+        """Return the nearest global function of the kernel before an address, or None if there is none."""
         if self._of_modules and address >= min(symbol.address for symbol in self._of_modules):
             return None
         position = self._core_end(address - 1)
@@ -340,7 +340,7 @@ class NeededKallsyms(Kallsyms):
             yield symbol
 
     def covering(self, address: int) -> KernelSymbol | None:
-        """Return the symbol that covers an address, and record its use; None if there is none."""
+        """Return the symbol that covers an address, and record its use, or None if there is none."""
         found = super().covering(address)
         self._needed.update([found] if found is not None else ())
         return found

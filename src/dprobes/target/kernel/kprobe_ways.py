@@ -143,14 +143,14 @@ class KprobeWays:
         return _WAYS_OF_COPIES[self._moves(each)]
 
     def _ftrace_place(self, function: KernelSymbol) -> int | None:
-        """Return the address that ftrace patches in a function; None if it does not."""
+        """Return the address that ftrace patches in a function, or None if it does not."""
         if not self._kernel.is_traceable(function.address):
             return None
         begins = self._kernel.text.read(function.address, _ENDBR)
         return function.address + (_ENDBR if begins in _LANDING_PADS else 0)
 
     def _jump_targets(self, instructions: Sequence[DecodedInstruction]) -> list[int] | None:
-        """Return the sorted targets of the function's jumps; None if no kprobe in it can be optimized to a jump."""
+        """Return the sorted targets of the function's jumps, or None if no kprobe in it can be optimized to a jump."""
         targets = []
         for each in instructions:
             if each.address in self._exceptions:
@@ -282,7 +282,7 @@ def _is_indirect_jump(bare: bytes) -> bool:
 
 
 def _jump_target(bare: bytes, instruction: DecodedInstruction) -> int | None:
-    """Return the target of a direct jump; None for other instructions."""
+    """Return the target of a direct jump, or None for other instructions."""
     first = bare[0] if bare else 0
     if 0x70 <= first <= 0x7F or 0xE0 <= first <= 0xE3 or first == 0xEB:
         distance = int.from_bytes(bare[1:2], "little", signed=True)

@@ -110,7 +110,7 @@ def has_same_arguments(former: str, present: str) -> bool:
 
 
 def advice_on_data(former: str) -> str | None:
-    """Return a hint about the replacement of removed kernel data; None if there is none."""
+    """Return a hint about the replacement of removed kernel data, or None if there is none."""
     return _DATA.get(former)
 
 
@@ -483,7 +483,7 @@ class RunningKernel:
 
     @property
     def per_cpu_offsets(self) -> int:
-        """The address of the array of each CPU's offset to its copies of per-CPU variables; 0 if unknown."""
+        """The address of the array of each CPU's offset to its copies of per-CPU variables, or 0 if unknown."""
         return next((symbol.address for symbol in self.symbols.find(_PER_CPU_OFFSETS, "")), 0)
 
     @cached_property
@@ -533,7 +533,7 @@ class RunningKernel:
     @cached_property
     def skippable(self) -> frozenset[str] | None:
         """
-        The names of the functions whose execution may be skipped; None if the list cannot be read.
+        The names of the functions whose execution may be skipped, or None if the list cannot be read.
 
         The kernel's source marks each of them with ALLOW_ERROR_INJECTION.
         """
@@ -553,7 +553,7 @@ class RunningKernel:
         return f"{offset:#x} from where it is loaded"
 
     def refusal(self, address: int) -> str | None:
-        """Return the reason why the kernel refuses a probe at an address, a clause; None if no reason is known."""
+        """Return the reason why the kernel refuses a probe at an address, a clause, or None if no reason is known."""
         if self.is_given_back(address):
             return "the kernel has executed it when it started, and given its memory back (__init)"
         padded = next((name for name in self.symbols.names_at(address) if name.startswith(_PADDING)), None)
@@ -578,7 +578,7 @@ class RunningKernel:
         return start, end
 
     def is_changed_later(self, address: int) -> bool:  # noqa: ARG002 - for code that is not in memory yet
-        """Return whether the loader may replace the code at an address; False for code in memory."""
+        """Return whether the loader may replace the code at an address, or False for code in memory."""
         return False
 
     def anchor(self, address: int, module: str) -> tuple[str, int] | None:
@@ -606,7 +606,7 @@ class RunningKernel:
         return module.address + module.size if module is not None else function.address + 1
 
     def is_traceable(self, address: int) -> bool | None:
-        """Return whether ftrace can trace the function that begins at an address; None if unknown."""
+        """Return whether ftrace can trace the function that begins at an address, or None if unknown."""
         if self._traceable_places is not None:
             places = self._traceable_places
             return b"%016x" % address in places or b"%016x" % (address + _ENDBR) in places
@@ -616,7 +616,7 @@ class RunningKernel:
 
     @cached_property
     def _traceable_places(self) -> frozenset[bytes] | None:
-        """The addresses that ftrace patches, as 16 hex digits each; None if the kernel does not list them."""
+        """The addresses that ftrace patches, as 16 hex digits each, or None if the kernel does not list them."""
         # The list exists since Linux kernel commit 83f74441bcb1 ("ftrace: Show all functions with addresses in
         # available_filter_functions_addrs") (in v6.5).
         data = self._traced("available_filter_functions_addrs")
@@ -624,12 +624,12 @@ class RunningKernel:
 
     @cached_property
     def _traceable_names(self) -> frozenset[bytes] | None:
-        """The names of the functions that ftrace can trace; None if the list cannot be read."""
+        """The names of the functions that ftrace can trace, or None if the list cannot be read."""
         data = self._traced("available_filter_functions")
         return None if data is None else frozenset(_FIRST_WORD.findall(data))
 
     def _traced(self, name: str) -> bytes | None:
-        """Return the contents of the file ``name`` of tracefs; None if it cannot be read."""
+        """Return the contents of the file ``name`` of tracefs, or None if it cannot be read."""
         for directory in _TRACING:
             try:
                 return self._read(directory / name)

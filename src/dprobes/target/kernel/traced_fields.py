@@ -62,7 +62,7 @@ class Source(Enum):
 
 class SystemCallNumbers(NamedTuple):
     """
-    The numbers of a system call in 64-bit (``wide``) and 32-bit processes; None where the system call is missing.
+    The numbers of a system call in 64-bit (``wide``) and 32-bit processes, or None where the system call is missing.
 
     ``number`` is the path to the number. ``status`` is the offset in ``struct task_struct`` of the word that selects
     one of the two tables of system calls.

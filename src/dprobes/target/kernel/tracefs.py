@@ -98,7 +98,7 @@ class TraceFiles:
         self._descriptor = descriptor
 
     def read(self, name: str) -> str:
-        """Return the text of a file; OSError if it cannot be read."""
+        """Return the text of a file; raise OSError if it cannot be read."""
         descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._descriptor)
         with os.fdopen(descriptor, encoding="utf-8") as file:
             return file.read()
@@ -109,7 +109,7 @@ class TraceFiles:
         return self._descriptor
 
     def append(self, name: str, line: str) -> None:
-        """Write a line to a file that takes commands; OSError if the kernel refuses it."""
+        """Write a line to a file that takes commands; raise OSError if the kernel refuses it."""
         # Opening with O_TRUNC would remove the events of all others (probes_open in kernel/trace/trace_kprobe.c).
         descriptor = os.open(name, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, dir_fd=self._descriptor)
         try:
@@ -118,7 +118,7 @@ class TraceFiles:
             os.close(descriptor)
 
     def names(self, directory: str) -> list[str]:
-        """Return the sorted names of the directories in a directory; OSError if it cannot be read."""
+        """Return the sorted names of the directories in a directory; raise OSError if it cannot be read."""
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._descriptor)
         try:
             with os.scandir(descriptor) as entries:

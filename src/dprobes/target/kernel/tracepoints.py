@@ -216,12 +216,12 @@ class KernelTracepoints:
         return fields
 
     def subsystems(self) -> list[str]:
-        """Return the subsystems that have tracepoints; OSError if they are not readable."""
+        """Return the subsystems that have tracepoints; raise OSError if they are not readable."""
         with open_trace_files() as files:
             return [name for name in files.names("events") if name not in _NO_TRACEPOINTS]
 
     def names(self, subsystem: str) -> list[str]:
-        """Return the tracepoints of a subsystem; OSError if they are not readable."""
+        """Return the tracepoints of a subsystem; raise OSError if they are not readable."""
         with open_trace_files() as files:
             return files.names(f"events/{subsystem}")
 

@@ -76,7 +76,7 @@ class CodeRules(NamedTuple):
     rows: list[Row]
 
     def row_at(self, address: int) -> Row | None:
-        """Return the row that applies at an address; None before the first one."""
+        """Return the row that applies at an address, or None before the first one."""
         number = bisect_right(self.starts, address) - 1
         return self.rows[number] if number >= 0 else None
 
@@ -113,7 +113,7 @@ class MemoryFrameTable:
 
     def rules_at(self, address: int) -> CodeRules | None:
         """
-        Return the rules of the function that covers an address; None if there is none.
+        Return the rules of the function that covers an address, or None if there is none.
 
         Raise ValueError if the table is malformed.
         """
@@ -152,7 +152,7 @@ def code_rules(image: FrameImage, place: int, *, is_debug: bool = False) -> Code
 
 
 def _table_address(image: FrameImage, base: int) -> int | None:
-    """Return the address of ``.eh_frame_hdr``; None if the program headers have none, or are of another format."""
+    """Return the address of ``.eh_frame_hdr``, or None if the program headers have none, or are of another format."""
     order = "<" if image.byte_order == "little" else ">"
     wide = image.word_size == 8
     header = image.read(base, 64 if wide else 52)
@@ -191,7 +191,7 @@ class FrameRules(Protocol):
 
     def rules_at(self, address: int) -> CodeRules | None:
         """
-        Return the rules of the function that covers an address; None if there is none.
+        Return the rules of the function that covers an address, or None if there is none.
 
         Raise ValueError if the table is malformed.
         """
@@ -323,12 +323,12 @@ class _Completed(NamedTuple):
 
 
 def completed(first: FrameRules | None, second: FrameRules | None) -> FrameRules | None:
-    """Return a table that uses the second one for addresses that the first one lacks; None if both are None."""
+    """Return a table that uses the second one for addresses that the first one lacks, or None if both are None."""
     return _Completed(first, second) if first is not None and second is not None else first or second
 
 
 def moved_to(frames: FileFrames, mapping: Mapping, word_size: int, byte_order: ByteOrder) -> MovedFrames | None:
-    """Return a file's tables at the addresses of a mapping; None if it is for another processor, or maps no code."""
+    """Return a file's tables at the addresses of a mapping, or None if it is for another processor, or maps no code."""
     elf = frames.elf
     if elf.word_size != word_size or elf.byte_order != byte_order:
         return None
@@ -337,7 +337,7 @@ def moved_to(frames: FileFrames, mapping: Mapping, word_size: int, byte_order: B
 
 
 def bias_of(elf: ElfFile, mapping: Mapping) -> int | None:
-    """Return a mapping's run-time addresses minus the file's link addresses; None if it maps no code of the file."""
+    """Return a mapping's run-time addresses minus the file's link addresses, or None if it maps no code of the file."""
     for segment in elf.load_segments:
         first = segment.offset & -PAGE_SIZE
         if segment.executable and first <= mapping.offset < segment.offset + segment.filesz:

@@ -79,7 +79,7 @@ class ProcessSpace:
         self._answers.clear()
 
     def table_at(self, address: int) -> FrameRules | None:
-        """Return the unwind table of the module that contains an address; None if there is none."""
+        """Return the unwind table of the module that contains an address, or None if there is none."""
         table = self._answers.get(address)
         if table is None and (table := self._search(address)) is not None:
             if len(self._answers) >= _ANSWERS_MAX:
@@ -139,7 +139,7 @@ class ProcessSpace:
         return self._mappings[number]
 
     def _base_of(self, mapping: Mapping) -> int | None:
-        """Return the address of the first byte of a mapping's file; None if it is not mapped."""
+        """Return the address of the first byte of a mapping's file, or None if it is not mapped."""
         for each in reversed(self._mappings[: bisect_right(self._starts, mapping.start)]):
             if (each.device, each.inode, each.path) == (
                 mapping.device,
@@ -250,7 +250,7 @@ class FileSpace:
         raise TargetError(f"{n} bytes at {address:#x} are in no file")
 
     def table_at(self, address: int) -> FrameRules | None:
-        """Return the unwind table of the module that contains an address; None if there is none."""
+        """Return the unwind table of the module that contains an address, or None if there is none."""
         mapping = self._image.covering(address)
         if mapping is None or not mapping.is_file:
             return None

@@ -99,7 +99,7 @@ class UnwindSpace(FrameImage, Protocol):
     """The memory of a process, with the unwind tables of its mapped modules."""
 
     def table_at(self, address: int) -> FrameRules | None:
-        """Return the unwind table of the module that contains an address; None if there is none."""
+        """Return the unwind table of the module that contains an address, or None if there is none."""
 
 
 def walk(space: UnwindSpace, columns: Columns, registers: Mapping[int, int], limit: int) -> CallStack:
@@ -166,7 +166,7 @@ def _frame_address(space: UnwindSpace, frame: FrameAddress, registers: Mapping[i
 def _value(
     space: UnwindSpace, rule: RegisterRule, frame: int, registers: Mapping[int, int], register: int
 ) -> int | None:
-    """Return the caller's value of a register; None if it is lost."""
+    """Return the caller's value of a register, or None if it is lost."""
     mask = (1 << 8 * space.word_size) - 1
     match rule.kind:
         case RuleKind.AT:

@@ -50,7 +50,7 @@ _R = Register
 
 
 def can_share(assembled: Assembled) -> bool:
-    """Return whether a handler can share a BPF program with others; False if it is a callback of ``bpf_loop``."""
+    """Return whether a handler can share a BPF program with others, or False if it is a callback of ``bpf_loop``."""
     return not any((insn.opcode, insn.src, insn.imm) == (CALL, CallKind.HELPER, Helper.LOOP) for insn in assembled.code)
 
 

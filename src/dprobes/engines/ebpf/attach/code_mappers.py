@@ -403,7 +403,7 @@ def _copied(memory: _Memory, mapper: Mapper, places: Sequence[Place]) -> Iterato
 
 
 def _tracer_of(pid: int) -> int:
-    """Return the id of the tracer of a thread of ``pid``; 0 if none is traced."""
+    """Return the id of the tracer of a thread of ``pid``, or 0 if none is traced."""
     with contextlib.suppress(OSError):
         for tid in sorted(threads_of(pid)):
             if tracer := int(process_field(tid, "TracerPid") or 0):

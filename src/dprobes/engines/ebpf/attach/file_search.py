@@ -199,7 +199,7 @@ def _missing(name: str) -> EngineError:
 
 
 def doubts_about(planned: PlannedFile) -> list[Notice]:
-    """Return one notice with all warnings from the plan of a file, in a list; an empty list without warnings."""
+    """Return one notice with all warnings from the plan of a file, in a list, or an empty list without warnings."""
     message = f"{planned.path}: this file does not match the program"
     return [Notice(message, details=planned.warnings)] if planned.warnings else []
 

@@ -312,7 +312,7 @@ class _FirstPage:
         self._mapping.close()
 
     def frame(self) -> int:
-        """Return the page frame number; 0 if the kernel hides it from this process, or the page cannot be read."""
+        """Return the page frame number, or 0 if the kernel hides it from this process, or the page cannot be read."""
         view = ctypes.c_char.from_buffer(self._mapping)
         address = ctypes.addressof(view)
         del view

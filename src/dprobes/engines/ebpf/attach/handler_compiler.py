@@ -76,7 +76,7 @@ class ProbeNumbers:
         return self.probes[number].instruction.address
 
     def limit(self, number: int) -> int:
-        """Return the number of hits after which a probepoint ends, passcount included; 0 if it has no limit."""
+        """Return the number of hits after which a probepoint ends, passcount included, or 0 if it has no limit."""
         definition = self.probes[number].definition
         return definition.passcount + definition.maxhits if definition.maxhits else 0
 
@@ -206,7 +206,7 @@ def largest_entry(program: Program) -> int:
 def _kept(
     program: Program, definition: ProbeDefinition, target: Architecture, *, is_uretprobe: bool
 ) -> KeptEntry | None:
-    """Return the data of a call's entry that the handler of a return needs; None if it needs none."""
+    """Return the data of a call's entry that the handler of a return needs, or None if it needs none."""
     registers = entry_registers(program, definition, target)
     if registers is None:
         return None

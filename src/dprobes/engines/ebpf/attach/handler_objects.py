@@ -62,7 +62,7 @@ def span_in(program: Program, word_size: int, offset: int) -> Span | None:
 
 def source_place(log: str, lowered: Lowered, span_of: Callable[[int], Span | None]) -> Span | None:
     """
-    Return the span in a handler's source at which the verifier stopped; None if its log does not show it.
+    Return the span in a handler's source at which the verifier stopped, or None if its log does not show it.
 
     ``span_of`` returns the span of the RPN instruction at a byte offset of the encoded program.
     """

@@ -331,7 +331,7 @@ class Installation:
         return form_of(entry_of(traced) if site.is_entry else traced, self._features.types)
 
     def _watching_of(self, number: int) -> ModuleWatch | None:
-        """Return the object that places a watchpoint in each process that maps its module; None for others."""
+        """Return the object that places a watchpoint in each process that maps its module, or None for others."""
         event = self.numbers.events.get(number)
         if event is None or event.module is None or event.probe.kind is not ProbeKind.WATCHPOINT:
             return None
@@ -399,7 +399,7 @@ class Installation:
         return links
 
     def warning_of_slow_end(self) -> Notice | None:
-        """Return the notice that this kernel takes long to remove these uprobes; None if it does not."""
+        """Return the notice that this kernel takes long to remove these uprobes, or None if it does not."""
         count = sum(
             probe not in self._conflicting
             for part in self._parts

@@ -226,7 +226,7 @@ class Sizes(NamedTuple):
     cpu_variables: int = 0
     thread_variables: int = 0
     counters: CounterLayout | None = None
-    """The sources of performance counters; None if the program reads none."""
+    """The sources of performance counters, or None if the program reads none."""
     for_tree: bool = False
     """True if the scope is a process tree; SCOPE contains the ids of its processes."""
     for_events: bool = False
@@ -287,7 +287,7 @@ class SharedMaps:
         self._counts = sizes.locals, sizes.cpu_variables
         self._cpus = max(online_cpus()) + 1
         self.counter_layout = sizes.counters
-        """The sources of performance counters; None if the program reads none."""
+        """The sources of performance counters, or None if the program reads none."""
         with contextlib.ExitStack() as stack:
             self._stack = stack
             try:

@@ -510,7 +510,7 @@ _TRACEPOINTS = {
 
 
 def load_bias(elf: ElfFile, mappings: Sequence[MemoryMapping]) -> int | None:
-    """Return the load bias of a file, given its executable mappings in a process; None if it is unknown."""
+    """Return the load bias of a file, given its executable mappings in a process, or None if it is unknown."""
     for segment in elf.load_segments:
         if segment.executable and (address := run_time_address(mappings, segment.offset)) is not None:
             return address - segment.vaddr

@@ -111,7 +111,7 @@ def uretprobe_hazard(
     module: Module, pids: Iterable[int] | None = None, command: str = "", reached: str = ""
 ) -> str | None:
     """
-    Return a clause with the reason why uretprobes in a module are not safe; None if no reason is known.
+    Return a clause with the reason why uretprobes in a module are not safe, or None if no reason is known.
 
     If they are not safe, uprobes at the return instructions are used. Uretprobes change return addresses in every
     process that executes the module, in scope or not. ``pids``, if not None, restricts the check to these processes,
@@ -139,7 +139,7 @@ def uretprobe_hazard(
 
 def process_hazard(thread: int, kind: Trampoline | None) -> str | None:
     """
-    Return the reason why uretprobes are not safe for a process, as a predicate; None if no reason is known.
+    Return the reason why uretprobes are not safe for a process, as a predicate, or None if no reason is known.
 
     ``thread`` is one of its threads; ``kind`` is the way into the kernel, None: unknown.
     """

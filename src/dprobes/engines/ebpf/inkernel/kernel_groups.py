@@ -296,7 +296,7 @@ class KernelGroups:
         return links
 
     def _reason_of(self, site: Site) -> str | None:
-        """Return a clause that explains why the kernel refuses a kprobe at a site with EINVAL; None if unknown."""
+        """Return a clause that explains why the kernel refuses a kprobe at a site with EINVAL, or None if unknown."""
         if self._planned is None:
             return None
         kernel = self._planned.resolved.module.kernel

@@ -88,7 +88,7 @@ def refuse_skips(program: Program, resolved: ResolvedKernel, features: Features,
 
 
 def is_overridden(probe: Probepoint, resolved: ResolvedKernel, features: Features) -> bool:
-    """Return whether a kprobe can skip the function of a probepoint; True if the kernel's list cannot be read."""
+    """Return whether a kprobe can skip the function of a probepoint, or True if the kernel's list cannot be read."""
     if Feature.OVERRIDE_RETURN not in features or Feature.KPROBE not in features:
         return False
     skippable = resolved.module.kernel.skippable
@@ -197,7 +197,7 @@ class TrampolinePlan:
 
 
 def _pushed_register(instruction: Instruction, architecture: Architecture) -> str | None:
-    """Return the name of the register that an instruction pushes from the current context; None if it does not."""
+    """Return the name of the register that an instruction pushes from the current context, or None if it does not."""
     row, operand = instruction.row, instruction.operand
     reads_hit = row.group is Group.REGISTER and row.syntax.startswith("push r")
     if not (reads_hit or row.syntax == ENTRY) or not isinstance(operand, (int, str)):
@@ -344,7 +344,7 @@ def plan_kernel(
 
 
 def _port_filter(probe: Probepoint, access: PortAccess) -> PortFilter | None:
-    """Return the filter of the hits at a port instruction; None if each execution accesses the watched ports."""
+    """Return the filter of the hits at a port instruction, or None if each execution accesses the watched ports."""
     if access.port is not None:
         return None
     ports = watched_ports(probe.definition).ports_of(access.width)

@@ -107,7 +107,7 @@ class ModuleFollower:
             self._events.close()
 
     def _look_up(self) -> int | None:
-        """Return a number that identifies the module while it is loaded; None if it is not loaded."""
+        """Return a number that identifies the module while it is loaded, or None if it is not loaded."""
         # The module's directory exists from before its init is called until after its end (mod_sysfs_setup). No other
         # module's directory gets the same inode number.
         try:

@@ -134,7 +134,7 @@ class KernelTypes:
         return self._answer(f"{composite}.{path}", lambda: self._opened().member_offset(composite, path))
 
     def signature(self, function: str) -> Signature | None:
-        """Return the signature of a function; None if its arguments are not a fixed number of words."""
+        """Return the signature of a function, or None if its arguments are not a fixed number of words."""
         with self._lock:
             return self._opened().signature(function)
 
@@ -242,7 +242,7 @@ class Features:
         return self.error(feature) is None
 
     def error(self, feature: Feature) -> OSError | None:
-        """Return the error of the feature's trial; None if the kernel has the feature."""
+        """Return the error of the feature's trial, or None if the kernel has the feature."""
         if feature not in self._found:
             try:
                 _TRIALS[feature](self.types)

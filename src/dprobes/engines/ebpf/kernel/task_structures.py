@@ -34,7 +34,7 @@ __all__ = ["FileIdentifier", "mapped_module", "paging_layout", "task_layout", "v
 
 
 def task_layout(features: Features) -> TaskLayout | None:
-    """Return the offsets in task_struct of the data for records; None if BPF programs cannot read these."""
+    """Return the offsets in task_struct of the data for records, or None if BPF programs cannot read these."""
     # Tasks for bpf_find_vma come from the same helper.
     if Feature.FIND_VMA not in features or Feature.BTF not in features or not features.remembered(_is_readable):
         return None

@@ -282,7 +282,7 @@ class EbpfSession(Attachment):
         self._notices += self._module.begin()
 
     def _stacks(self, stack: contextlib.ExitStack) -> UserStacks | None:
-        """Return the unwinder of user-space call stacks; None if no handler logs them."""
+        """Return the unwinder of user-space call stacks, or None if no handler logs them."""
         maps = self._installed.maps.tables
         stores = maps.stores if maps is not None else {}
         if not takes_user_stacks(self._program):

@@ -142,7 +142,7 @@ class StoppedProcesses:
 
 
 def _pointer(tid: int) -> int:
-    """Return the instruction pointer of a stopped thread; 0 if it has ended (proc(5), /proc/PID/syscall)."""
+    """Return the instruction pointer of a stopped thread, or 0 if it has ended (proc(5), /proc/PID/syscall)."""
     try:
         with open(f"/proc/{tid}/syscall", encoding="ascii") as file:
             return int(file.read().split()[-1], 16)

@@ -290,7 +290,7 @@ def _banner_at(read: Callable[[int, int], bytes], address: int) -> bytes | None:
 
 
 def known_kernel(read: Callable[[int, int], bytes], start: int) -> KnownKernel | None:
-    """Return the cached kernel that begins at an address; None if it is not cached. ``read`` reads memory."""
+    """Return the cached kernel that begins at an address, or None if it is not cached. ``read`` reads memory."""
     directory = cache_directory()
     for name in cached_names(directory, f"{_PREFIX}-{start:x}-"):
         try:
@@ -440,7 +440,7 @@ class _GuestText:
         return self._memory.read(address, size)
 
     def problem_at(self, address: int) -> str | None:
-        """Return a clause with the reason why an address cannot be read; None if it can be read."""
+        """Return a clause with the reason why an address cannot be read, or None if it can be read."""
         return None if self.read(address, 1) else "it is not in the machine's memory"
 
     def origin_of(self, _address: int) -> str:
@@ -457,7 +457,7 @@ _PROCESSOR = "x86_64"
 
 
 def described_processor(connection: StubConnection) -> Architecture | None:
-    """Return the processor that a stub describes; None if it is unknown. The target remains stopped."""
+    """Return the processor that a stub describes, or None if it is unknown. The target remains stopped."""
     target = connection.target = _target_of(connection.open())
     return architecture_described_as(target.description.architecture)
 

@@ -89,7 +89,7 @@ def _aligned(size: int) -> int:
 
 
 def find_tables(data: bytes | bytearray, start: int = 0, effort: SearchEffort | None = None) -> SymbolTables | None:
-    """Return the tables whose tokens are after ``start``; None if there are none, or if ``data`` ends before."""
+    """Return the tables whose tokens are after ``start``, or None if there are none, or if ``data`` ends before."""
     effort = effort or SearchEffort()
     at = data.find(_DIGITS, start)
     while at >= 0 and effort.take(_CANDIDATE):
@@ -121,7 +121,7 @@ def _tables_at(data: bytes | bytearray, digits: int, effort: SearchEffort) -> Sy
 
 
 def _after_base(data: bytes | bytearray, tokens: int, effort: SearchEffort) -> tuple[int, int] | None:
-    """Return number and position of the names, if they follow an address in the image (older order); else None."""
+    """Return number and position of the names, if they follow an address in the image (older order), else None."""
     base = data.rfind(_UPPER_HALF, 0, tokens)
     while base >= _LONG.size and effort.take(1):
         count_place = base + len(_UPPER_HALF)

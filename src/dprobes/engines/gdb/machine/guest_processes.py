@@ -342,7 +342,7 @@ class AddressSpaces:
         return bool(self._word(area + self._layout.flags) & _EXECUTABLE)
 
     def mapped_file(self, area: int) -> MappedFile | None:
-        """Return the file of a mapping, by the address of its structure; None if it maps no file."""
+        """Return the file of a mapping, by the address of its structure, or None if it maps no file."""
         layout = self._layout
         file = self._word(area + layout.file)
         if not file:
@@ -417,7 +417,7 @@ class MappedModule:
                         yield ModulePlace(space, pid, bias)
 
     def bias_in(self, mapped: MappedFile | None, pid: int) -> int | None:
-        """Return the load bias of the module by one of its mappings; None if the mapping is not of its code."""
+        """Return the load bias of the module by one of its mappings, or None if the mapping is not of its code."""
         if mapped is None or not mapped.is_code or mapped.name not in self._names:
             return None
         for segment in self._code:

@@ -219,7 +219,7 @@ class ProgramStacks:
         return data
 
     def table_at(self, address: int) -> MovedFrames | None:
-        """Return the unwind table of the file that is mapped at an address; None if it is not known here."""
+        """Return the unwind table of the file that is mapped at an address, or None if it is not known here."""
         mapped = self._spaces.file_at(self._space, address)
         if mapped is None:
             return None

@@ -357,7 +357,7 @@ class GuestMemory:
         return None if found is None else found.physical
 
     def word(self, address: int, size: int = 8) -> int:
-        """Return the unsigned number of ``size`` bytes at a virtual address; 0 if it cannot be read."""
+        """Return the unsigned number of ``size`` bytes at a virtual address, or 0 if it cannot be read."""
         data = self.read(address, size)
         return int.from_bytes(data, self._target.byte_order) if len(data) == size else 0
 

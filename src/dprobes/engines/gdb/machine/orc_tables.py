@@ -95,7 +95,7 @@ class OrcLayout:
         return cls(kind.bits - 8 * _WORD, kind.width, None if end is None else end.bits - 8 * _WORD)
 
     def entry(self, data: bytes) -> OrcEntry | None:
-        """Return the decoded ORC entry in ``data``, of the size of struct orc_entry; None if its type is unknown."""
+        """Return the decoded ORC entry in ``data``, of the size of struct orc_entry, or None if its type is unknown."""
         sp_offset, bp_offset, bits = _ENTRY.unpack(data)
         number = bits >> self.type_place & (1 << self.type_width) - 1
         if self.end_place is None:

@@ -107,7 +107,7 @@ class Executor:
         return result if has_executed else None
 
     def _place_of(self, code: bytes) -> int | None:
-        """Return an address in the kernel's .text with these bytes, even inside other instructions; else None."""
+        """Return an address in the kernel's .text with these bytes, even inside other instructions, else None."""
         if code not in self._places:
             self._places[code] = self._search(code)
         return self._places[code]
@@ -287,7 +287,7 @@ class Privileged:
         return self._system(thread).tables[name]
 
     def selected(self, name: str, selector: int, thread: ThreadId | None, registers: Registers) -> tuple[int, ...]:
-        """Return the values of a register of ``SELECTED``, in the order of their pushes; zeros if unavailable."""
+        """Return the values of a register of ``SELECTED``, in the order of their pushes, or zeros if unavailable."""
         in_kernel = not registers.value("cs") & 3
         match name:
             case "gdtr" | "idtr":

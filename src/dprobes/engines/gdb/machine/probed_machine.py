@@ -119,7 +119,7 @@ class MachineStepper(Stepper):
 
     def breakpoint_of(self, reply: Stopped, registers: Registers, known: Container[int]) -> int | None:
         """
-        Return which of the breakpoints ``known`` a processor has reached; None if it stopped for another reason.
+        Return which of the breakpoints ``known`` a processor has reached, or None if it stopped for another reason.
 
         The program counter may be relative to a segment's base. Try the last base first and query the monitor only if
         no breakpoint is there: a query takes longer than all other steps.

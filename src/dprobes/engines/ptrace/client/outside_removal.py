@@ -264,7 +264,7 @@ def unmap_left_memory(pid: int, patches: Patches, until: float | None = None, be
 
 
 def _present(pid: int, patches: Patches, begun: FilesShared | None) -> Patches | None:
-    """Return the part of the handlers' memory that is still mapped, including that of ``begun``; None if none is."""
+    """Return the part of the handlers' memory that is still mapped, including that of ``begun``, or None if none is."""
     try:
         mappings = mappings_of(pid)
     except DprobesError:
@@ -312,7 +312,7 @@ def _has_page(pid: int, start: int, size: int) -> bool:
 
 def _rest_of(memory: NativeMemory, shared: Collection[int]) -> NativeMemory | None:
     """
-    Return the part of the memory of handlers that is still mapped; None if nothing is.
+    Return the part of the memory of handlers that is still mapped, or None if nothing is.
 
     ``shared`` are the addresses of mappings of memory files.
     """

@@ -85,7 +85,7 @@ class NativeSide(Protocol):
         """True if a request to the tracer is due."""
 
     def due(self, answers: Answers) -> ShareMemory | PatchSites | None:
-        """Return the request to the tracer that is due; None if there is none."""
+        """Return the request to the tracer that is due, or None if there is none."""
 
     def told(self, identity: ThreadIdentity) -> None:
         """Record the name and user id of a thread, for the records of handlers in processes."""

@@ -50,11 +50,11 @@ class LocalIds:
 
     @classmethod
     def of(cls, pid: int) -> LocalIds | None:
-        """Return an empty table for the threads of a process; None if they have the same ids in both namespaces."""
+        """Return an empty table for the threads of a process, or None if they have the same ids in both namespaces."""
         return cls(pid) if len(ids_of(pid)) > 1 else None
 
     def local_of(self, tid: int) -> int | None:
-        """Return the id of a thread in the namespace of its process; None if the thread has ended."""
+        """Return the id of a thread in the namespace of its process, or None if the thread has ended."""
         local = self.by_thread.get(tid)
         if local is None and (found := ids_of(tid)):
             local = self.by_thread[tid] = found[-1]

@@ -194,7 +194,7 @@ class Returns:
         return True
 
     def _site(self, thread: Thread, address: int) -> Site | None:
-        """Return the site of the instruction at a return address; None if no instruction is known to begin there."""
+        """Return the site of the instruction at a return address, or None if no instruction is known to begin there."""
         from iced_x86 import Decoder
 
         word_size = thread.space.word_size

@@ -226,7 +226,7 @@ class LocalTables:
 
 
 def decode_descriptor(data: bytes) -> SegmentDescriptor | None:
-    """Return the descriptor in 8 bytes of a table; None for one that programs cannot use."""
+    """Return the descriptor in 8 bytes of a table, or None for one that programs cannot use."""
     bits = int.from_bytes(data, "little")
     kind = bits >> 40 & 0xF
     is_segment, privilege, is_present = bits >> 44 & 1, bits >> 45 & 3, bits >> 47 & 1

@@ -97,7 +97,7 @@ class ModuleBreakpoints:
         return True
 
     def obstacle_to(self, program: InsertedProgram, spaces: Iterable[AddressSpace]) -> ProbeStatus | None:
-        """Return the status of a program's first breakpoint that cannot be placed; None if all can be placed."""
+        """Return the status of a program's first breakpoint that cannot be placed, or None if all can be placed."""
         for space in spaces:
             reader = PageReader(space.memory)
             for site, address, path in self.places(space, program):
@@ -417,7 +417,7 @@ def _bias(segment: tuple[int, int], mappings: list[Mapping]) -> int:
 
 def _original(space: AddressSpace, copy: bytes) -> Breakpoint | None:
     """
-    Return the breakpoint whose instruction and breakpoint byte ``copy`` reproduces; None if there is none.
+    Return the breakpoint whose instruction and breakpoint byte ``copy`` reproduces, or None if there is none.
 
     Programs copy code, and breakpoints with it.
     """

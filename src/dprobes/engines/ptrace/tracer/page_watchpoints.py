@@ -315,7 +315,7 @@ class PageWatchpoints:
                 self.go_on(thread)
 
     def _thread(self, space: AddressSpace, number: int) -> Thread | None:
-        """Return the thread of a space by its id in its process's PID namespace; None if there is none."""
+        """Return the thread of a space by its id in its process's PID namespace, or None if there is none."""
         thread = self._threads.get(number)
         if thread is not None and thread.space is space:
             return thread

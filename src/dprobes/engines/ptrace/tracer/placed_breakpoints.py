@@ -241,7 +241,7 @@ class SlotArea:
     """Address and size of the slots of modules that were unmapped."""
 
     def find(self, size: int) -> int | None:
-        """Return the address of a slot of ``size`` bytes, to be passed to ``take``; None if there is no room."""
+        """Return the address of a slot of ``size`` bytes, to be passed to ``take``, or None if there is no room."""
         for address, free in self.free:
             if free == size:
                 return address
@@ -314,7 +314,7 @@ class Slots:
         self.areas = [area for area in self.areas if is_mapped(area.start)]
 
     def known(self, address: int, site: Site) -> Slot | None:
-        """Return the existing slot of the instruction at an address; None if there is none."""
+        """Return the existing slot of the instruction at an address, or None if there is none."""
         return None if site.copy is None else self.by_site.get((address, site.original))
 
     def way_on(self, address: int, site: Site) -> int:
@@ -331,6 +331,6 @@ class Slots:
         return [(slot.trap, NOP) for slot in self.by_address.values() if slot.trap]
 
     def holding(self, address: int) -> Slot | None:
-        """Return the slot that contains an address; None if there is none."""
+        """Return the slot that contains an address, or None if there is none."""
         start = address & -GRANULE
         return self.by_address.get(start) or self.by_address.get(start - GRANULE)

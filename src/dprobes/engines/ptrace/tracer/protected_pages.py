@@ -56,7 +56,7 @@ class ProtectedPages:
 
     @property
     def descriptor(self) -> int:
-        """The descriptor to poll; -1 after ``close``."""
+        """The descriptor to poll, or -1 after ``close``."""
         return self._object.descriptor
 
     def covers(self, address: int, size: int) -> bool:

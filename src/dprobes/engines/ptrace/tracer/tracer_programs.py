@@ -185,7 +185,7 @@ class InsertedProgram:
         self.counters.note_changes(count)
 
     def probe(self, number: int) -> Probe | None:
-        """Return the probepoint with a number; None for -1, the number of the engine's own sites."""
+        """Return the probepoint with a number, or None for -1, the number of the engine's own sites."""
         return self.probes[number] if number >= 0 else None
 
     def remove(self, numbers: Iterable[int]) -> list[Probe]:

@@ -219,7 +219,7 @@ class Thread:
     """Performance counters of the thread; None before the first reading."""
 
     def counter(self, number: int) -> int | None:
-        """Return a performance counter of the thread; None if it is not available (``EventCounters.read``)."""
+        """Return a performance counter of the thread, or None if it is not available (``EventCounters.read``)."""
         if self.counters is None:
             from dprobes.engines.counter_events import EventCounters
 

@@ -345,7 +345,7 @@ class JumpWaits:
 
 
 def _processor_time(pid: int) -> float:
-    """Return the CPU time of a process in seconds; 0 if it has ended (clock_getcpuclockid(3))."""
+    """Return the CPU time of a process in seconds, or 0 if it has ended (clock_getcpuclockid(3))."""
     try:
         return time.clock_gettime(~pid << 3 | 2)
     except OSError:

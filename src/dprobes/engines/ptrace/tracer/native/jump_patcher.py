@@ -136,7 +136,7 @@ def _present(space: AddressSpace, address: int) -> set[tuple[int, int]]:
 
 
 def obstacle_to(space: AddressSpace, patch: SitePatch) -> str | None:
-    """Return the reason why a jump is not equivalent to the breakpoints that it replaces; None if it is."""
+    """Return the reason why a jump is not equivalent to the breakpoints that it replaces, or None if it is."""
     for address in patch.addresses:
         breakpoint_ = space.breakpoints.get(address)
         if breakpoint_ is None:

@@ -358,7 +358,7 @@ class ThreadPlaces:
         yield registers[Register.RSP]
 
     def obstacle(self, patch: SitePatch) -> str | None:
-        """Return the temporary reason why a jump cannot be written now; None if it can."""
+        """Return the temporary reason why a jump cannot be written now, or None if it can."""
         sites = patch.addresses
         for thread in self._threads:
             # Other threads that have run into the breakpoint can continue where they are, with or without it.
@@ -369,7 +369,7 @@ class ThreadPlaces:
         return self._obstacle_to_moves(patch) if patch.moves else None
 
     def _obstacle_to_moves(self, patch: SitePatch) -> str | None:
-        """Return the reason why code cannot be displaced now; None if it can."""
+        """Return the reason why code cannot be displaced now, or None if it can."""
         if self._unknown:
             return _CANNOT_STOP
         if any(original in self._kept for original, _ in patch.moves):
@@ -414,7 +414,7 @@ def _has_trap_pending(thread: Thread) -> bool:
 
 
 def stack_words(space: AddressSpace, tid: int, pointers: Iterable[int], first: int, last: int) -> frozenset[int] | None:
-    """Return the words from ``first`` to ``last`` on the stacks of threads; None if one cannot be searched."""
+    """Return the words from ``first`` to ``last`` on the stacks of threads, or None if one cannot be searched."""
     try:
         stacks = stacks_from(space, mapping_finder(tid), pointers)
     except TargetError:
