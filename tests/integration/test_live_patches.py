@@ -9,12 +9,15 @@ import signal
 import subprocess
 import sys
 import time
+from functools import reduce
+from itertools import permutations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.ptrace.patching.live_patches import insert_patch, is_active, patches_of, plan_patch, remove_patch
+from dprobes.engines.ptrace.patching.live_patches import insert_patch, plan_patch, remove_patch
+from dprobes.engines.ptrace.patching.patch_records import is_active, listed_patches, patches_of
 from dprobes.engines.ptrace.tracer.thread_stopper import await_stop
 from dprobes.errors import EngineError
 from dprobes.platform.linux import ptrace_calls
@@ -33,7 +36,7 @@ from integration.support import (
 from support.rounds import rounds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from integration.support import Builder
 
@@ -50,7 +53,8 @@ FORMS = {
 CYCLES = """
 import sys
 from pathlib import Path
-from dprobes.engines.ptrace.patching.live_patches import insert_patch, is_active, patches_of, plan_patch, remove_patch
+from dprobes.engines.ptrace.patching.live_patches import insert_patch, plan_patch, remove_patch
+from dprobes.engines.ptrace.patching.patch_records import is_active, patches_of
 pid = int(sys.argv[1])
 for record in patches_of(pid):
     if is_active(pid, record):
@@ -254,11 +258,6 @@ def test_a_persistent_patch_is_listed_and_removed(build: Builder, replaced: subp
     done = patch(f"{replacing}:work", "-p", replaced.pid, "--allow-write", "--persist")
     assert done.returncode == 0
     assert ask(replaced).split()[0] == "1001003"
-    again = patch(f"{replacing}:work", "-p", replaced.pid, "--allow-write", "--persist")
-    assert again.stderr == (
-        f"dprobes: error: 'work' is already patched, by 'work' of '{replacing}'\n"
-        f"hint: remove that patch first: dprobes patch --remove -p {replaced.pid} --allow-write work\n"
-    )
     rows = [line.split() for line in patch("--list", "-p", replaced.pid).stdout.splitlines()]
     assert rows == [
         ["FUNCTION", "MODULE", "STATE", "PATCH", "KIB"],
@@ -273,6 +272,74 @@ def test_a_persistent_patch_is_listed_and_removed(build: Builder, replaced: subp
     )
     assert ask(replaced).split()[0] == "1003"
     assert results_of(replaced)[2] == 0
+
+
+def first_of(process: subprocess.Popen[str]) -> int:
+    """Return the program's work(1): 1003 without a patch."""
+    return int(ask(process).split()[0])
+
+
+def states_of(pid: int) -> list[tuple[str, str]]:
+    return [(record.symbol, state.value) for record, state in listed_patches(pid)]
+
+
+@pytest.mark.parametrize("order", list(permutations(("work", "doubled", "increased"))), ids="-".join)
+def test_stacked_patches_are_removed_in_any_order(
+    order: tuple[str, ...], build: Builder, replaced: subprocess.Popen[str]
+) -> None:
+    """Each patch calls the former one; the results show which are left, and in which order."""
+    effects: dict[str, Callable[[int], int]] = {
+        "work": lambda n: n + 1_000_000, "doubled": lambda n: 2 * n, "increased": lambda n: n + 10,
+    }  # fmt: skip
+    replacing, present = build("replacing.c", *OBJECT), dict[str, "Callable[[int], int]"]()
+    for symbol, effect in effects.items():
+        present[symbol] = effect
+        insert_patch(plan_patch(replaced.pid, replacing, symbol, "work", None))
+        assert first_of(replaced) == reduce(lambda n, apply: apply(n), present.values(), 1003)
+    assert first_of(replaced) == 2 * 1_001_003 + 10
+    assert states_of(replaced.pid) == [("work", "stacked"), ("doubled", "stacked"), ("increased", "active")]
+    for symbol in order:
+        done = patch("--remove", f"{replacing}:{symbol}", "-p", replaced.pid, "--allow-write")
+        assert (done.returncode, done.stderr) == (0, "")
+        del present[symbol]
+        assert first_of(replaced) == reduce(lambda n, apply: apply(n), present.values(), 1003)
+        assert [symbol for symbol, state in states_of(replaced.pid) if state != "removed"] == list(present)
+    assert code_is_original(replaced.pid, program_of(build))
+
+
+def test_a_replacing_patch_calls_the_original(build: Builder, replaced: subprocess.Popen[str]) -> None:
+    replacing = build("replacing.c", *OBJECT)
+    done = []
+    for symbol, *more in (("work",), ("doubled", "--replace"), ("increased",)):
+        where = (f"{replacing}:{symbol}=work", "-p", replaced.pid, "--allow-write", "--persist", *more)
+        done.append(patch(*where).returncode)
+    assert done == [0, 0, 0]
+    assert first_of(replaced) == 2 * 1003 + 10
+    rows = [line.split()[2:4] for line in patch("--list", "-p", replaced.pid).stdout.splitlines()[1:]]
+    names = [f"{replacing}:{symbol}" for symbol in ("work", "doubled", "increased")]
+    assert rows == [["replaced", names[0]], ["stacked", names[1]], ["active", names[2]]]
+    assert patch("--remove", f"{replacing}:doubled", "-p", replaced.pid, "--allow-write").returncode == 0
+    assert first_of(replaced) == 1_001_003 + 10
+    assert patch("--remove", "work", "-p", replaced.pid, "--allow-write").returncode == 0  # the other two
+    assert first_of(replaced) == 1003
+    assert code_is_original(replaced.pid, program_of(build))
+
+
+def test_no_call_is_wrong_while_the_lower_of_two_patches_is_inserted_and_removed(
+    build: Builder, replaced: subprocess.Popen[str]
+) -> None:
+    """The lower patch comes and goes below one that does not change the result."""
+    replacing = build("replacing.c", *OBJECT)
+    for _ in range(rounds(300, 20)):
+        lower = insert_patch(plan_patch(replaced.pid, replacing, "work", None, None)).record
+        upper = insert_patch(plan_patch(replaced.pid, replacing, "unchanged", "work", None)).record
+        assert remove_patch(replaced.pid, lower)
+        assert remove_patch(replaced.pid, upper)
+    assert code_is_original(replaced.pid, program_of(build))
+    original, patched, wrong = results_of(replaced)
+    assert wrong == 0
+    assert original
+    assert patched
 
 
 def test_names_of_the_program_are_found(build: Builder, replaced: subprocess.Popen[str]) -> None:

@@ -13,6 +13,22 @@ long work(long x)
 	return orig_work(x) + 1000000;
 }
 
+/* Patches of work() that show in which order they were called. */
+long doubled(long x)
+{
+	return 2 * orig_work(x);
+}
+
+long increased(long x)
+{
+	return orig_work(x) + 10;
+}
+
+long unchanged(long x)
+{
+	return orig_work(x);
+}
+
 size_t length(const char *text)
 {
 	return text == word ? 100 + strlen(text) : 0; /* strlen is an IFUNC in glibc */

@@ -21,7 +21,8 @@ from dprobes.errors import TargetError, reason_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dprobes.engines.ptrace.patching.live_patches import Inserted, PatchRecord, PlannedPatch
+    from dprobes.engines.ptrace.patching.live_patches import Inserted, PlannedPatch
+    from dprobes.engines.ptrace.patching.patch_records import PatchRecord
 
 __all__ = ["patch_command"]
 
@@ -45,13 +46,19 @@ _ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
     metavar="SECONDS",
     help="Wait until no thread has a frame in the function, and fail after this time.",
 )
+@click.option(
+    "--replace",
+    "replaces",
+    is_flag=True,
+    help="Let orig_NAME be the original function, although it is patched already.",
+)
 @click.option("--persist", is_flag=True, help="Return after the insertion, and leave the patch in the process.")
 @click.option("--list", "lists", is_flag=True, help="List the patches of the process.")
 @click.option(
     "--remove",
     "removes",
     is_flag=True,
-    help="Remove all patches of the process, or those of the FUNCTION that is the argument.",
+    help="Remove all patches of the process, or those of the argument: a FUNCTION, or a PATCH as in --list.",
 )
 def patch_command(
     patch: str | None,
@@ -59,6 +66,7 @@ def patch_command(
     allow_write: bool,
     build_id: str | None,
     idle: float | None,
+    replaces: bool,
     persist: bool,
     lists: bool,
     removes: bool,
@@ -69,6 +77,8 @@ def patch_command(
     FUNCTION is the replaced function, by default the one called SYMBOL: a symbol, FILE.c:SYMBOL for one of several
     static functions, or MODULE:SYMBOL for a function of a library. The object calls the replaced function as orig_NAME.
     It is compiled with gcc -shared -fPIC -nostartfiles.
+
+    If the function is patched already, orig_NAME is the former patch, or with --replace the original function.
 
     Ctrl-C restores the function. With --persist the patch stays, and --remove restores the function.
     """
@@ -85,7 +95,7 @@ def patch_command(
     from dprobes.engines.ptrace.patching.live_patches import insert_patch, plan_patch, remove_patch
 
     with Progress("reading the program's symbols"):
-        planned = plan_patch(pid, Path(found["path"]), found["symbol"], found["function"], build_id)
+        planned = plan_patch(pid, Path(found["path"]), found["symbol"], found["function"], build_id, replaces=replaces)
     _warn(planned, build_id)
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     with _handle_of(pid) as process:
@@ -180,26 +190,38 @@ def _restore(pid: int, record: PatchRecord) -> bool:
 
 
 def _list(pid: int) -> int:
-    from dprobes.engines.ptrace.patching.live_patches import is_active, patches_of
+    from dprobes.engines.ptrace.patching.patch_records import listed_patches
 
     rows = [
-        (
-            record.function, Path(record.module).name, "active" if is_active(pid, record) else "removed",
-            f"{record.path}:{record.symbol}", f"{record.size >> 10}",
-        )
-        for record in patches_of(pid)
-    ]  # fmt: skip
+        (record.function, Path(record.module).name, state.value, _written(record), f"{record.size >> 10}")
+        for record, state in listed_patches(pid)
+    ]
     print_table(("FUNCTION", "MODULE", "STATE", "PATCH", "KIB"), rows)
     return 0
 
 
-def _remove(pid: int, function: str | None) -> int:
-    from dprobes.engines.ptrace.patching.live_patches import is_active, patches_of
+def _written(record: PatchRecord) -> str:
+    return f"{record.path}:{record.symbol}"
 
-    found = [each for each in patches_of(pid) if is_active(pid, each) and function in (None, each.function)]
+
+def _is_named(record: PatchRecord, named: str) -> bool:
+    """Return whether the argument of --remove names a patch: its function, or its object and symbol."""
+    if named in (record.function, _written(record)):
+        return True
+    found = _PATCH.fullmatch(named)
+    if found is None or str(Path(found["path"]).absolute()) != record.path or found["symbol"] != record.symbol:
+        return False
+    return found["function"] in (None, record.function)
+
+
+def _remove(pid: int, named: str | None) -> int:
+    from dprobes.engines.ptrace.patching.patch_records import PatchState, listed_patches
+
+    present = [record for record, state in listed_patches(pid) if state is not PatchState.REMOVED]
+    found = [record for record in present if named is None or _is_named(record, named)]
     if not found:
-        named = f" of '{function}'" if function is not None else ""
-        raise TargetError(f"process {pid} has no patch{named}", hint=f"dprobes patch --list -p {pid} lists them")
+        of_it = f" of '{named}'" if named is not None else ""
+        raise TargetError(f"process {pid} has no patch{of_it}", hint=f"dprobes patch --list -p {pid} lists them")
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
-    failed = [each for each in found if not _restore(pid, each)]
+    failed = [each for each in reversed(found) if not _restore(pid, each)]
     return 1 if failed else 0

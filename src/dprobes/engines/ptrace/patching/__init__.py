@@ -14,4 +14,5 @@ the process executes either the former function or the new one.
 * A patch has no handler and needs no tracer: between insertion and removal, dprobes traces nothing.
 * The memory of a patch stays mapped after its removal: a thread may be in it, and the program may have kept a pointer.
 * A record in the process's own memory describes the patch, so any later run can list and remove it.
+* Patches of one function are a stack: each calls the former one, or the original, and any of them can be removed.
 """

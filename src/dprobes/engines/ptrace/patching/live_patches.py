@@ -1,30 +1,35 @@
 """
-Live patches of a process: planned from files, inserted and removed while all threads are stopped, listed in its memory.
+Live patches of a process: planned from files, inserted and removed while all threads are stopped.
 
-The memory of a patch is one mapping, within reach of a jump from the function::
-
-    base       PatchRecord                          r--
-    + 4096     copy of the displaced instructions   r-x    ``orig_NAME`` of the object is bound to it
-    + 8192     the object                           as its segments say
-
-The record is a line of JSON after a mark. Memory of a process is not trusted: a record that is not valid is ignored.
-Contexts that a signal has interrupted, and that the program has then saved outside of its stacks, are not searched for
-addresses in the displaced instructions.
+``patch_records`` describes the memory of a patch. Contexts that a signal has interrupted, and that the program has then
+saved outside of its stacks, are not searched for addresses in the displaced instructions.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.engines.ptrace.patching.patch_object import ORIGINAL, PatchObject, Piece
+from dprobes.engines.ptrace.patching.patch_records import (
+    CODE_COPY,
+    FORMER_CALL,
+    JUMP_SIZE,
+    OBJECT,
+    PatchRecord,
+    former_call,
+    link_to,
+    memory_of,
+    patches_of,
+    record_bytes,
+    stack_at,
+    take_from_stack,
+)
 from dprobes.engines.ptrace.patching.patch_symbols import ProcessSymbols, function_named, mapped_modules
-from dprobes.engines.ptrace.patching.thread_hold import HeldProcess, ThreadHold, refused
-from dprobes.engines.ptrace.site_patches import SitePatch, without_jump
-from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace as ProcessSpace
+from dprobes.engines.ptrace.patching.thread_hold import HeldProcess, ThreadHold
+from dprobes.engines.ptrace.site_patches import SitePatch
 from dprobes.engines.ptrace.tracer.call_injection import MMAP, MUNMAP, InjectionError, injecting, may_inject
 from dprobes.engines.ptrace.tracer.native.jump_patcher import write_jump
 from dprobes.engines.ptrace.tracer.native.thread_places import ThreadPlaces
@@ -40,34 +45,14 @@ from dprobes.target.code.function_exits import CallFrames, function_exits
 from dprobes.target.process_maps import PAGE_SIZE, growth_of, mappings_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from dprobes.engines.ptrace.patching.patch_symbols import MappedModule
     from dprobes.engines.ptrace.tracer.call_injection import Call
     from dprobes.engines.ptrace.tracer.tracer_state import Thread
 
-__all__ = [
-    "Inserted",
-    "PatchRecord",
-    "PlannedPatch",
-    "insert_patch",
-    "is_active",
-    "patches_of",
-    "plan_patch",
-    "record_bytes",
-    "record_in",
-    "remove_patch",
-]
-
-_MARK = b"DPROBES-PATCH-1\n"
-_RECORD_MAX = PAGE_SIZE - len(_MARK)
-_NAME_MAX = 1024
-"""Maximum number of characters of a path or a name in a record."""
-_COPY, _OBJECT = PAGE_SIZE, 2 * PAGE_SIZE
-"""Offsets of the displaced instructions and of the object in a patch's memory, in bytes."""
-_WORD_MAX = (1 << 63) - 1
-_JUMP, _JUMP_SIZE = b"\xe9", 5
+__all__ = ["Inserted", "PlannedPatch", "insert_patch", "plan_patch", "remove_patch"]
 
 _MPROTECT = 10
 _PROT_READ, _PROT_READ_EXECUTE = 1, 5
@@ -82,25 +67,6 @@ _BASES = 8
 """Maximum number of addresses that are tried for a patch's memory: the process may map others meanwhile."""
 
 
-class PatchRecord(NamedTuple):
-    """
-    A patch in a process: ``jump`` replaces the bytes ``original`` at the address ``start``.
-
-    ``function`` and ``module`` name what is patched, ``path`` and ``symbol`` what replaces it. The memory of the patch
-    is ``size`` bytes at ``base``.
-    """
-
-    base: int
-    size: int
-    start: int
-    original: bytes
-    jump: bytes
-    function: str
-    module: str
-    path: str
-    symbol: str
-
-
 class PlannedPatch(NamedTuple):
     """
     A patch that can be inserted into process ``pid``.
@@ -110,6 +76,9 @@ class PlannedPatch(NamedTuple):
     ``addresses`` are those of the symbols that the object uses, except ``originals``, the names of the replaced
     function. ``inlined`` are the places, known from debug information, with inlined copies of the function, which are
     not patched. ``stack`` is the bottom of the process's first stack, by which an exec is detected; None if unknown.
+
+    ``former`` is the patch that is at the function's entry already. The object calls it as ``orig_NAME``, or with
+    ``replaces`` the original function.
     """
 
     pid: int
@@ -124,6 +93,8 @@ class PlannedPatch(NamedTuple):
     originals: frozenset[str]
     inlined: tuple[str, ...]
     stack: int | None
+    former: PatchRecord | None = None
+    replaces: bool = False
 
 
 class Inserted(NamedTuple):
@@ -135,18 +106,21 @@ class Inserted(NamedTuple):
     stops: int
 
 
-def plan_patch(pid: int, path: Path, symbol: str, function: str | None, build_id: str | None) -> PlannedPatch:
+def plan_patch(
+    pid: int, path: Path, symbol: str, function: str | None, build_id: str | None, *, replaces: bool = False
+) -> PlannedPatch:
     """
     Return the plan to replace a function of a process by the function ``symbol`` of the object at ``path``.
 
     ``function`` is the replaced one, ``[MODULE:]FUNCTION``; None: it has the name ``symbol``. ``build_id``, in hex, is
-    that of the module; None: the one that the object names, if any. Raise ``TargetError`` if the object, the module or
-    a symbol is unsuitable, and ``EngineError`` if memory of the process cannot be read.
+    that of the module; None: the one that the object names, if any. ``replaces`` is as in ``PlannedPatch``. Raise
+    ``TargetError`` if the object, the module or a symbol is unsuitable, and ``EngineError`` if memory of the process
+    cannot be read.
     """
     found = PatchObject.read(path)
     found.function(symbol)
     stack = first_stack_of(pid)
-    with _memory_of(pid) as space:
+    with memory_of(pid) as space:
         modules = mapped_modules(pid, space.read)
     if not modules:
         raise TargetError(f"process {pid} executes no file that can be read")
@@ -157,33 +131,19 @@ def plan_patch(pid: int, path: Path, symbol: str, function: str | None, build_id
     link_address = module.module.address_of(name)
     _refuse_go(module)
     begin, ranges = module.bias + link_address, _ranges(module, link_address)
-    for record in patches_of(pid):
-        if record.start - begin in range(_JUMP_SIZE + 4) and is_active(pid, record):
-            raise TargetError(
-                f"'{name}' is already patched, by '{record.symbol}' of '{record.path}'",
-                hint=f"remove that patch first: dprobes patch --remove -p {pid} --allow-write {record.function}",
-            )
     plan = _plan_jump(ModuleCode.of(module.module, module.bias), begin, name)
     originals = frozenset(ORIGINAL + each for each in (name.rpartition(":")[2], symbol))
-    with _memory_of(pid) as space:
+    with memory_of(pid) as space:
         addresses = _addresses(found, ProcessSymbols(pid, modules, module, space.read), originals, pid)
+        former = next(iter(stack_at(space, patches_of(pid), plan.start)), None)
     from dprobes.resolve.breakpoints import inlined_places
 
     inlined = tuple(inlined_places(module.module, name.rpartition(":")[2]))
-    return PlannedPatch(pid, found, symbol, module, name, begin, ranges, plan, addresses, originals, inlined, stack)
-
-
-@contextlib.contextmanager
-def _memory_of(pid: int) -> Iterator[ProcessSpace]:
-    """Open the memory of a process for reading; raise ``EngineError`` if that is refused, or the process has ended."""
-    try:
-        space = ProcessSpace.of_thread(pid, 8)
-    except PermissionError as error:
-        raise refused(pid) from error
-    except OSError as error:
-        raise EngineError(f"the memory of process {pid} cannot be read: {reason_of(error)}") from error
-    with contextlib.closing(space):
-        yield space
+    if former is not None:
+        ranges += ((former.base, former.base + former.size),)
+    return PlannedPatch(
+        pid, found, symbol, module, name, begin, ranges, plan, addresses, originals, inlined, stack, former, replaces
+    )
 
 
 def _check_build_id(module: MappedModule, wanted: str | None, path: Path | None) -> None:
@@ -207,7 +167,7 @@ def _ranges(module: MappedModule, link_address: int) -> tuple[tuple[int, int], .
     try:
         ranges = function_exits(module.module, CallFrames(module.elf), link_address, size).ranges
     except TargetError:  # it may be patched nevertheless
-        ranges = ((link_address, link_address + max(size, _JUMP_SIZE)),)
+        ranges = ((link_address, link_address + max(size, JUMP_SIZE)),)
     return tuple((module.bias + start, module.bias + end) for start, end in ranges)
 
 
@@ -333,7 +293,7 @@ def _prepare(planned: PlannedPatch) -> _Memory:
     Raise ``EngineError`` if the process has no free memory within reach of a jump from the function.
     """
     pid, found, plan = planned.pid, planned.object, planned.plan
-    size = _OBJECT + found.size
+    size = OBJECT + found.size
     near = [each for each in mappings_of(pid) if each.path == planned.module.name]
     if not near:
         raise EngineError(f"process {pid} no longer maps '{planned.module.name}'")
@@ -342,31 +302,37 @@ def _prepare(planned: PlannedPatch) -> _Memory:
     base = space.allocate(reach.first, reach.last - size, size)
     if base is None:
         raise EngineError(f"process {pid} has no {size} free bytes within reach of '{planned.name}'")
-    copy = displaced(plan.raw, plan.start, base + _COPY)
+    copy = displaced(plan.raw, plan.start, base + CODE_COPY)
     assert copy is not None, "the memory is within reach of the module"
-    known = {**planned.addresses, **dict.fromkeys(planned.originals, base + _COPY)}
-    target = base + _OBJECT + found.function(planned.symbol)
+    former = None if planned.replaces else planned.former
+    called = base + (CODE_COPY if former is None else FORMER_CALL)
+    known = {**planned.addresses, **dict.fromkeys(planned.originals, called)}
+    target = base + OBJECT + found.function(planned.symbol)
     written = jump(plan.start, target)
     # Bytes after the displaced instructions are no code: padding after a short function.
-    original = planned.module.elf.read(plan.start - planned.module.bias, _JUMP_SIZE)
+    original = planned.module.elf.read(plan.start - planned.module.bias, JUMP_SIZE)
     record = PatchRecord(
         base, size, plan.start, original, written, planned.name, planned.module.name, str(found.path.absolute()),
-        planned.symbol,
+        planned.symbol, planned.replaces,
     )  # fmt: skip
     image = bytearray(size)
     text = record_bytes(record)
     image[: len(text)] = text
-    image[_COPY : _COPY + len(copy.code)] = copy.code
-    image[_OBJECT:] = found.image(base + _OBJECT, lambda name: known[name])
+    link = link_to(planned.former)
+    image[PAGE_SIZE - len(link) : PAGE_SIZE] = link
+    image[CODE_COPY : CODE_COPY + len(copy.code)] = copy.code
+    to_former = former_call(base + CODE_COPY if former is None else former.target)
+    image[FORMER_CALL : FORMER_CALL + len(to_former)] = to_former
+    image[OBJECT:] = found.image(base + OBJECT, lambda name: known[name])
     pieces = (
-        Piece(_COPY, PAGE_SIZE, _PROT_READ_EXECUTE),
-        *(piece._replace(offset=piece.offset + _OBJECT) for piece in found.pieces()),
+        Piece(CODE_COPY, PAGE_SIZE, _PROT_READ_EXECUTE),
+        *(piece._replace(offset=piece.offset + OBJECT) for piece in found.pieces()),
     )
     moves = tuple((at, to) for at in plan.boundaries[1:] if (to := copy.copy_of(at)) is not None)
     site = SitePatch(
         ((0, 0, planned.begin),), plan.start, plan.raw, (plan.start + len(plan.raw), original[len(plan.raw) :]),
         ((plan.start, written),), (original,), moves,
-        copy.boundaries, base + _COPY + len(copy.code), begin=base + _COPY,
+        copy.boundaries, base + CODE_COPY + len(copy.code), begin=base + CODE_COPY,
     )  # fmt: skip
     return _Memory(record, bytes(image), pieces, site)
 
@@ -433,6 +399,9 @@ def _write(planned: PlannedPatch, held: HeldProcess, memory: _Memory, *, is_idle
         raise NotNowError(f"thread {held.running} does not stop")
     if is_idle and (inside := held.threads_in(planned.ranges)):
         raise NotNowError(f"a frame of the function may be on the stack of thread {', '.join(map(str, inside))}")
+    if planned.former is not None:
+        _write_over(planned, planned.former, held, memory)
+        return
     places = ThreadPlaces(held.space, held.threads, [memory.site])
     if (why := places.obstacle(memory.site)) is not None:
         raise NotNowError(why)
@@ -443,9 +412,29 @@ def _write(planned: PlannedPatch, held: HeldProcess, memory: _Memory, *, is_idle
         )
 
 
+def _write_over(planned: PlannedPatch, former: PatchRecord, held: HeldProcess, memory: _Memory) -> None:
+    """
+    Write the jump of a patch over that of the former one.
+
+    No thread can be at an address within a jump that is there already, so none is moved.
+    """
+    plan, jump_now = planned.plan, memory.record.jump
+    expected = former.jump + plan.raw[JUMP_SIZE:]
+    try:
+        is_expected = held.space.read(plan.start, len(expected)) == expected
+        if is_expected and held.space.write(plan.start, jump_now) == len(jump_now):
+            return
+    except OSError as error:
+        raise EngineError(f"'{planned.name}' was not patched: {reason_of(error)}") from error
+    raise EngineError(
+        f"'{planned.name}' was not patched: memory differs from the jump of the former patch",
+        hint="another run of dprobes may have inserted or removed a patch meanwhile: try it again",
+    )
+
+
 def remove_patch(pid: int, record: PatchRecord) -> bool:
     """
-    Restore the bytes that a patch has replaced; return whether memory had the jump.
+    Remove a patch from those of its function, in any order; return whether it was there.
 
     Its memory stays mapped. Raise ``EngineError`` if the threads of the process cannot be stopped.
     """
@@ -456,7 +445,7 @@ def remove_patch(pid: int, record: PatchRecord) -> bool:
             began = time.monotonic()
             with hold.stopped() as held:
                 if not held.running:
-                    return _restore(held, record)
+                    return take_from_stack(pid, held.space, record)
                 running = held.running
             if time.monotonic() > until:
                 raise EngineError(
@@ -468,84 +457,3 @@ def remove_patch(pid: int, record: PatchRecord) -> bool:
         return False
     finally:
         hold.release_rest(_PATIENCE)
-
-
-def _restore(held: HeldProcess, record: PatchRecord) -> bool:
-    try:
-        found = held.space.read(record.start, _JUMP_SIZE)
-        left = without_jump(found, record.jump, record.original)
-        if left is None or left == found:
-            return False
-        return held.space.write(record.start, left) == _JUMP_SIZE
-    except OSError:
-        return False
-
-
-# Records
-
-
-def patches_of(pid: int) -> list[PatchRecord]:
-    """
-    Return the records of all patches of a process, removed ones included.
-
-    Raise ``TargetError`` or ``EngineError`` if its memory cannot be read.
-    """
-    found = []
-    mappings = mappings_of(pid)
-    with _memory_of(pid) as space:
-        for each in mappings:
-            if each.permissions == "r--p" and not each.inode and not each.path:
-                with contextlib.suppress(OSError):
-                    if (record := record_in(space.read(each.start, PAGE_SIZE), each.start)) is not None:
-                        found.append(record)
-    return found
-
-
-def is_active(pid: int, record: PatchRecord) -> bool:
-    """Return whether memory of a process has the jump of a patch; a uprobe may have changed its first byte."""
-    with contextlib.suppress(OSError, EngineError), _memory_of(pid) as space:
-        return space.read(record.start, _JUMP_SIZE)[1:] == record.jump[1:]
-    return False
-
-
-def record_bytes(record: PatchRecord) -> bytes:
-    """Return the contents of the page for a record; raise ``EngineError`` if its names are too long."""
-    row = record._asdict() | {"original": record.original.hex(), "jump": record.jump.hex()}
-    text = json.dumps(row).encode()
-    if len(text) > _RECORD_MAX:
-        raise EngineError("the names of the module, the function and the object are too long for a patch")
-    return _MARK + text
-
-
-def record_in(data: bytes, base: int) -> PatchRecord | None:
-    """Return the record in a page of a process at ``base``; None if there is no valid one."""
-    if not data.startswith(_MARK):
-        return None
-    try:
-        row: dict[str, Any] = json.loads(data[len(_MARK) :].rstrip(b"\0"))
-        start, size = (_number(row[name]) for name in ("start", "size"))
-        original, written = (_piece(row[name]) for name in ("original", "jump"))
-        function, module, path, symbol = (_name(row[name]) for name in ("function", "module", "path", "symbol"))
-        record = PatchRecord(_number(row["base"]), size, start, original, written, function, module, path, symbol)
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return None
-    return record if record.base == base and record.jump.startswith(_JUMP) else None
-
-
-def _number(value: object) -> int:
-    if not isinstance(value, int) or not 0 <= value <= _WORD_MAX:
-        raise ValueError(f"{value!r} is neither an address nor a size")
-    return value
-
-
-def _piece(text: str) -> bytes:
-    data = bytes.fromhex(text)
-    if len(data) != _JUMP_SIZE:
-        raise ValueError(f"a jump of {len(data)} bytes")
-    return data
-
-
-def _name(value: object) -> str:
-    if not isinstance(value, str) or len(value) > _NAME_MAX:
-        raise ValueError("a name that is too long, or none")
-    return value
