@@ -102,8 +102,9 @@ class Preprocessed:
 
     def span(self, start: int, end: int) -> Span:
         """Return the origin of the characters from ``start`` to ``end``, exclusive, of the text."""
-        first = self._index(start)
-        last = self._index(max(start, end - 1))
+        first = last = 0
+        if len(self._pieces) > 1:
+            first, last = self._index(start), self._index(max(start, end - 1))
         if first == last:
             return self._clip(first, start, end)
         return _join(self._clip(first, start, self._end(first)), self._clip(last, self._pieces[last].start, end))

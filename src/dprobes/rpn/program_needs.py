@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING
 
 from dprobes.rpn.instruction_encoding import closed
@@ -45,6 +46,8 @@ __all__ = [
 
 ELAPSED, ENTRY, COUNTED = "push elapsed", "push entry, <register>", "push elapsed, <counter>"
 """Instructions that read the entry of the returning call."""
+_OF_ENTRIES = frozenset({ELAPSED, ENTRY, COUNTED})
+_SKIP = frozenset({"skip"})
 
 USER_STACKS = ("log ustack", "log ustack, <frames>")
 """Instructions that log user call stacks."""
@@ -143,17 +146,17 @@ def sets_codes(program: Program) -> bool:
 
 def traced_fields(program: Program, definition: ProbeDefinition) -> tuple[Instruction, ...]:
     """Return the instructions that read tracepoint fields in a handler and in the procedures that it calls."""
-    return tuple(i for i in executed_instructions(program, definition) if i.row.operand_kind is OperandKind.FIELD)
+    return _executed(program, definition, _syntaxes_with(OperandKind.FIELD))
 
 
 def usdt_arguments(program: Program, definition: ProbeDefinition) -> tuple[Instruction, ...]:
     """Return the instructions that read USDT arguments in a handler and in the procedures that it calls."""
-    return tuple(i for i in executed_instructions(program, definition) if i.row.operand_kind is OperandKind.ARGUMENT)
+    return _executed(program, definition, _syntaxes_with(OperandKind.ARGUMENT))
 
 
 def entry_instructions(program: Program, definition: ProbeDefinition) -> tuple[Instruction, ...]:
     """Return the instructions of a handler, or of a procedure that it calls, that read the entry of a call."""
-    return tuple(i for i in executed_instructions(program, definition) if i.row.syntax in (ELAPSED, ENTRY, COUNTED))
+    return _executed(program, definition, _OF_ENTRIES)
 
 
 def entry_registers(
@@ -179,7 +182,7 @@ def entry_counters(program: Program, definition: ProbeDefinition) -> tuple[int, 
 
 def skipping_instruction(program: Program, definition: ProbeDefinition) -> Instruction | None:
     """Return the first ``skip`` that a handler, or a procedure that it calls, executes; None if there is none."""
-    return next((i for i in executed_instructions(program, definition) if i.row.syntax == "skip"), None)
+    return next(iter(_executed(program, definition, _SKIP)), None)
 
 
 def needs_target(program: Program, definition: ProbeDefinition, architecture: Architecture) -> bool:
@@ -197,6 +200,19 @@ def needs_target(program: Program, definition: ProbeDefinition, architecture: Ar
         elif row.operand_kind is not OperandKind.TABLE and _ACCESSES & set(row.faults):
             return True
     return False
+
+
+def _executed(program: Program, definition: ProbeDefinition, syntaxes: frozenset[str]) -> tuple[Instruction, ...]:
+    """Return the instructions with these syntaxes in a handler and in the procedures that it calls."""
+    if program.syntaxes.isdisjoint(syntaxes):
+        return ()  # found for thousands of definitions at once
+    return tuple(i for i in executed_instructions(program, definition) if i.row.syntax in syntaxes)
+
+
+@cache
+def _syntaxes_with(kind: OperandKind) -> frozenset[str]:
+    """Return the syntaxes of the instructions with this kind of operand."""
+    return frozenset(syntax for syntax, row in rows_by_syntax().items() if row.operand_kind is kind)
 
 
 def executed_instructions(program: Program, definition: ProbeDefinition) -> Iterator[Instruction]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.diagnostics import Diagnostics, did_you_mean
@@ -314,6 +315,11 @@ class Program:
             yield definition.handler
         for procedure in self.procedures:
             yield procedure.code
+
+    @cached_property
+    def syntaxes(self) -> frozenset[str]:
+        """The syntaxes of all instructions of the program, as in the table of instructions."""
+        return frozenset([i.row.syntax for code in self.bodies() for i in code.instructions])
 
     def keeps_log_on_fault(self, definition: ProbeDefinition) -> bool:
         """Return whether a hit of a definition is recorded although the probed instruction faults (``logonfault``)."""

@@ -121,9 +121,13 @@ class InstructionStarts(NamedTuple):
     invalid: int | None = None
 
 
+_AHEAD = 256
+"""Minimum size in bytes of the code that is decoded at once: the next place in a function is usually near."""
+
+
 class FunctionCode:
     """
-    The file offsets of a function's instructions, decoded on demand from its ``start``.
+    The file offsets of a function's instructions, decoded on demand from its ``start`` and a little further.
 
     ``decode`` returns the instructions that start from one offset to another (excluded); fewer at the end of the code.
     """
@@ -139,7 +143,7 @@ class FunctionCode:
     def _decode_to(self, offset: int) -> bool:
         """Decode the instructions that start before ``offset``; return False if data lies between them."""
         if self._end < offset:
-            found = self._decode(self._end, offset)
+            found = self._decode(self._end, max(offset, self._end + _AHEAD))
             self._starts += found.starts
             self._end = found.end
             if found.invalid is not None:

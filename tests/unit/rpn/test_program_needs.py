@@ -7,7 +7,13 @@ import pytest
 from dprobes.arch import architecture
 from dprobes.diagnostics import Diagnostics
 from dprobes.rpn.compilation_passes import parse_source
-from dprobes.rpn.program_needs import makes_records, needs_target
+from dprobes.rpn.program_needs import (
+    entry_instructions,
+    makes_records,
+    needs_target,
+    skipping_instruction,
+    usdt_arguments,
+)
 from dprobes.source_text import SourceFile
 
 HEAD = "name = p\nvars = 1\noffset = f\n"
@@ -70,3 +76,19 @@ def test_the_call_stack_as_a_key_is_memory() -> None:
 def test_one_of_several_handlers_is_enough() -> None:
     text = HEAD + "abort\noffset = g\nminor = 2\nlog b, 1\nexit\n"
     assert makes_records(parse_source(SourceFile("p.rpn", text), Diagnostics()))
+
+
+def test_instructions_are_those_of_the_definition_and_of_its_procedures() -> None:
+    text = (
+        "name = p\noffset = f\npush usdt, 0; log 1; call timed; exit\n"
+        "offset = g\npush 0; skip\noffset = h\nabort\nproc timed\npush elapsed; log 1; ret\nendproc\n"
+    )
+    program = parse_source(SourceFile("p.rpn", text), Diagnostics())
+    assert {"skip", "push elapsed", "abort"} <= program.syntaxes
+    found = [
+        [*map(str, usdt_arguments(program, each)), *map(str, entry_instructions(program, each))]
+        for each in program.definitions
+    ]
+    assert found == [["push usdt, 0", "push elapsed"], [], []]
+    skips = [skipping_instruction(program, each) for each in program.definitions]
+    assert [each and str(each) for each in skips] == [None, "skip", None]

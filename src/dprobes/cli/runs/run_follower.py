@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, assert_never
 
 from dprobes.cli import console
 from dprobes.cli.scope_and_engine import note_uprobe_holders
-from dprobes.engines.engine_interface import Begun, Finished, Notice, Pause, RecordBatch, StateEvent, Stop
+from dprobes.engines.engine_interface import (
+    OBJECTS_BETWEEN_COLLECTIONS,
+    Begun,
+    Finished,
+    Notice,
+    Pause,
+    RecordBatch,
+    StateEvent,
+    Stop,
+)
 from dprobes.escapes import escaped
 from dprobes.resolve.probepoints import ProbeState
 from dprobes.rpn.keyed_tables import FAULTS
@@ -194,6 +203,7 @@ class Run:
             self._on_signal(signal.SIGINT, None)
         finished = None
         gc.freeze()
+        gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)
         gc.enable()
         try:
             with self._time.counting():

@@ -169,7 +169,9 @@ class SitePatch:
     @property
     def addresses(self) -> tuple[int, ...]:
         """Addresses of the probed instructions."""
-        return tuple(dict.fromkeys(address for _, _, address in self.sites))
+        if len(self.sites) == 1:
+            return (self.sites[0][2],)
+        return tuple(dict.fromkeys([address for _, _, address in self.sites]))
 
     @property
     def probes(self) -> tuple[tuple[int, int], ...]:

@@ -17,6 +17,7 @@ import traceback
 from functools import partial
 from typing import TYPE_CHECKING
 
+from dprobes.engines.engine_interface import OBJECTS_BETWEEN_COLLECTIONS
 from dprobes.engines.hits.hit_lifecycle import HitState
 from dprobes.engines.ptrace.breakpoint_sites import Sites
 from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace
@@ -413,6 +414,7 @@ def main(arguments: list[str]) -> int:
     spare_process()
     connection = Connection(int(arguments[0]), int(arguments[1]))
     gc.freeze()  # objects loaded now live as long as the process: collections need not look at them
+    gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)
     try:
         while (message := connection.receive()) is None:
             signal.sigtimedwait({signal.SIGIO}, 0.1)
