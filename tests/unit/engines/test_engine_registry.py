@@ -17,6 +17,7 @@ from dprobes.engines.engine_registry import (
     candidates,
     engine_row,
     faster_row,
+    fastest_engine,
     named_engine,
     names,
     rows,
@@ -157,6 +158,7 @@ def test_an_engine_that_is_faster_does_all_that_the_other_one_does() -> None:
     assert [(row.name, faster.name) for row in rows() if (faster := faster_row(row.name)) is not None] == [
         ("ptrace", "inline")
     ]
+    assert fastest_engine() == "inline"
     for row in rows():
         if (faster := faster_row(row.name)) is not None:
             assert (faster.scopes, faster.capabilities) == (row.scopes, row.capabilities)
