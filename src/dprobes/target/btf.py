@@ -1,5 +1,5 @@
 """
-BTF, the kernel's compact type information: type ids, member offsets, and a small encoder.
+BTF, the kernel's compact type information: lookup of type ids and member offsets, and a small encoder.
 
 The format is that of ``Documentation/bpf/btf.rst`` and ``include/uapi/linux/btf.h``::
 
@@ -8,8 +8,9 @@ The format is that of ``Documentation/bpf/btf.rst`` and ``include/uapi/linux/btf
     info      bits 0-15 vlen, 24-28 kind, 31 kind flag
     strings   terminated by zeros; the first one is empty
 
-A kernel has more than 100 000 types, of which a run needs ten, most of them among the first tenth. So one pass records
-the start of each type, only as far as needed (all take some 20 ms). Names are found by a search in the bytes.
+A kernel has more than 100 000 types. A run needs about ten of them, and most of these are among the first tenth. So one
+pass records the start of each type, only as far as needed; a complete pass takes some 20 ms. Names are found by a
+search in the bytes.
 """
 
 from __future__ import annotations
@@ -75,19 +76,19 @@ WRAPPERS = (Kind.TYPEDEF, Kind.VOLATILE, Kind.CONST, Kind.RESTRICT, Kind.TYPE_TA
 _CHAIN_MAX = 64
 """Maximum length of a chain of types: through qualifiers and names, pointers, or members without a name."""
 _NAME_MAX = 1 << 10
-"""Maximum size of a name in bytes; the kernel's own are shorter than 512 (KSYM_NAME_LEN)."""
+"""Maximum size of a name in bytes. The kernel's own names are shorter than 512 (KSYM_NAME_LEN)."""
 _NAMESAKES_MAX = 64
-"""Maximum number of equal strings that are searched; compilers and linkers write one or two."""
+"""Maximum number of equal strings that are searched. Compilers and linkers write one or two."""
 _SIGNED_INT = 1 << 24  # BTF_INT_SIGNED, in the word after an INT
 _WORD_BITS = 64
 
 
 class ValueType(NamedTuple):
     """
-    The type of a value, without typedefs and qualifiers; ``size`` is in bytes.
+    Type of a value, without typedefs and qualifiers; ``size`` is in bytes.
 
-    ``kind`` is INT for all numbers, else PTR, ARRAY, STRUCT or another. ``target`` is the id of the type that a pointer
-    points to.
+    ``kind`` is INT for all numbers, otherwise PTR, ARRAY, STRUCT and so on. For a pointer, ``target`` is the id of the
+    type to which it points.
     """
 
     kind: Kind
@@ -97,7 +98,11 @@ class ValueType(NamedTuple):
 
 
 class Member(NamedTuple):
-    """A member of a structure: the id of its type, its offset in bits, and the width of a bit field in bits, else 0."""
+    """
+    Member of a structure: the id of its type and its offset in bits.
+
+    ``width`` is the width of a bit field in bits, or 0 for any other member.
+    """
 
     type: int
     bits: int
@@ -113,9 +118,9 @@ class Signature(NamedTuple):
 
 def _steps() -> list[int]:
     """
-    Return the size of a type in words, by the upper byte of its info word, or 0 for an unknown kind.
+    Return the size of a type in words, indexed by the upper byte of its info word, with 0 for an unknown kind.
 
-    For a kind with members it is negative: minus the size in words of one member.
+    For a kind with members, the item is the negated size of one member in words.
     """
     steps = [0] * 256
     for kind in Kind:
@@ -126,10 +131,10 @@ def _steps() -> list[int]:
 
 class Btf:
     """
-    The types in the bytes of BTF, such as ``/sys/kernel/btf/vmlinux``.
+    Types in BTF, such as the contents of ``/sys/kernel/btf/vmlinux``.
 
-    Another user may have written the bytes: malformed ones raise ``FormatError``, in the constructor and in all
-    methods. ``close`` releases ``data``.
+    The bytes may come from another user. If they are malformed, the constructor and all methods raise ``FormatError``.
+    ``close`` releases them.
     """
 
     def __init__(self, data: bytes | mmap.mmap) -> None:
@@ -148,7 +153,7 @@ class Btf:
         with memoryview(data) as whole:
             self._words = whole[self._types : self._types_end].cast("I")
         self._starts: list[int] = []
-        """Index of the first word of each type that the pass has reached; the pass continues at word ``_next``."""
+        """Index of the first word of each type that the pass has reached. The pass continues at word ``_next``."""
         self._next = 0
         self._steps = _steps()
 
@@ -157,23 +162,23 @@ class Btf:
         self._words.release()
 
     def find(self, kind: Kind, name: str) -> int:
-        """Return the id of the first type of a kind and name; raise ``TargetError`` if there is none."""
+        """Return the id of the first type of a kind with a name; raise ``TargetError`` if there is none."""
         for number in self.all_of(kind, name):
             return number
         raise TargetError(f"the kernel's type information has no {kind.name} '{name}'")
 
     def all_of(self, kind: Kind, name: str) -> Iterator[int]:
-        """Iterate over the ids of all types of a kind and name; source files may define several."""
+        """Iterate over the ids of all types of a kind with a name. Source files may define several."""
         for place in self._places_of_name(name):
             if (number := self._type_at(place)) and self.kind(number) is kind:
                 yield number
 
     def member_offset(self, composite: str, path: str) -> int:
         """
-        Return the byte offset of a member in a structure.
+        Return the offset of a member in a structure, in bytes.
 
-        ``path`` may name members of members, separated by dots; pointers are not followed. Members of structures and
-        unions without name are found as in C. Raise ``TargetError`` if there is no such member, or it is a bit field.
+        ``path`` may be a path to a nested member, separated by dots; pointers are not followed. Members of unnamed
+        structures and unions are found as in C. Raise ``TargetError`` if the member does not exist, or is a bit field.
         """
         number = self.find(Kind.STRUCT, composite)
         offset = 0
@@ -260,7 +265,7 @@ class Btf:
             yield self._string(self._words[at]), value
 
     def enumerator(self, name: str) -> int | None:
-        """Return the value of an enumerator of any enumeration, or None if it does not exist."""
+        """Return the value of an enumerator, whatever its enumeration, or None if it does not exist."""
         for place in self._places_of_name(name):
             number = bisect_right(self._starts_to(place // 4), place // 4)
             if number and self.kind(number) in (Kind.ENUM, Kind.ENUM64):
@@ -304,11 +309,11 @@ class Btf:
         return ValueType(kind, word if kind in COMPOSITES else 0, False, 0)
 
     def member(self, number: int, name: str) -> Member | None:
-        """Return the member ``name`` of the structure or union with the type id ``number``; None if there is none."""
+        """Return a member of the structure or union with the type id ``number``, or None if there is none."""
         return self._member(number, name, set(), 0)
 
     def type_name(self, number: int, depth: int = 0) -> str:
-        """Return the C spelling of a type; ``depth`` is the length of the chain of types that led to it."""
+        """Return the C spelling of a type. ``depth`` is the number of types in the chain that led to it."""
         _check_end(number, depth)
         if not number:
             return "void"
@@ -341,10 +346,10 @@ class Btf:
 
     def _member(self, number: int, name: str, searched: set[int], depth: int) -> Member | None:
         """
-        Return a member, also one of a nested structure or union without a name.
+        Return a member, which may be in an unnamed nested structure or union.
 
-        ``searched`` are the types that are known not to contain the name. Searching them again on each path to them
-        could take exponential time.
+        ``searched`` has the types that are known not to contain the name. Without it, a malicious file could make the
+        search take exponential time.
         """
         _check_end(number, depth)
         if number in searched:
@@ -358,7 +363,7 @@ class Btf:
         return None
 
     def members(self, number: int) -> Iterator[tuple[str, int, int, int]]:
-        """Iterate over the members of a structure or union: name, type id, first bit, width of a bit field or 0."""
+        """Iterate over the members of a structure or union: name, type id, first bit, and width of a bit field or 0."""
         number = self._unwrapped(number)
         if not number or self.kind(number) not in COMPOSITES:
             return
@@ -391,7 +396,7 @@ class Btf:
         return starts[number - 1]
 
     def _type_at(self, offset: int) -> int:
-        """Return the id of the type that begins at a byte offset of the types, or 0 if none does."""
+        """Return the id of the type that begins at an offset of the types in bytes, or 0 if none begins there."""
         starts = self._starts_to(offset // 4)
         index = bisect_left(starts, offset // 4)
         return index + 1 if offset % 4 == 0 and index < len(starts) and starts[index] == offset // 4 else 0
@@ -438,7 +443,8 @@ def encode_functions(names: Sequence[str], called: Sequence[int] = ()) -> tuple[
     Return BTF with a function ``static unsigned long long NAME(void)`` for each name, and the ids of these functions.
 
     The kernel requires such BTF for a program with callback functions. The functions whose indices are in ``called``
-    are global and take two arguments of the same type: the kernel verifies them once, and not for each call.
+    are global instead, and take two arguments of the same type. The kernel verifies a global function once, and not for
+    each call.
     """
     strings = bytearray(b"\0")
 
@@ -470,10 +476,11 @@ def encode_functions(names: Sequence[str], called: Sequence[int] = ()) -> tuple[
 
 class ModuleBtf(Btf):
     """
-    The types of a kernel module and of the kernel, from the BTF of both.
+    Types of a kernel module and of the kernel, from the BTF of both.
 
     Type ids and string offsets of the module continue those of the kernel (Documentation/bpf/btf.rst, "split BTF"). So
-    the concatenated types and strings of both are one BTF. Raises ``FormatError`` if one of them is malformed.
+    the concatenated types and strings of both form one BTF. The constructor raises ``FormatError`` if one of them is
+    malformed.
     """
 
     def __init__(self, kernel: bytes, module: bytes) -> None:
@@ -497,7 +504,7 @@ class ModuleBtf(Btf):
         raise TargetError(f"the type information of the module and of the kernel has no {kind.name} '{name}'")
 
     def all_of(self, kind: Kind, name: str) -> Iterator[int]:
-        """Iterate over the ids of all types of a kind and name: those of the module, or else those of the kernel."""
+        """Iterate over the ids of the types of a kind with a name: those of the module, or else those of the kernel."""
         found = [
             (place, number)
             for place in self._places_of_name(name)
@@ -520,7 +527,7 @@ _HINT = "name a vmlinux that was made with CONFIG_DEBUG_INFO_BTF, or a copy of t
 
 
 def types_in(path: Path) -> Btf:
-    """Return the kernel types in a file, a vmlinux or plain BTF; raise ``TargetError`` if it has none."""
+    """Return the types in a vmlinux or a file of plain BTF; raise ``TargetError`` if it has none."""
     try:
         with path.open("rb") as file:
             is_elf = file.read(len(_ELF_MAGIC)) == _ELF_MAGIC

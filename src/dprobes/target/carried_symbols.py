@@ -1,8 +1,8 @@
 """
-Symbols of modules in a compiled program (PPDF), and their use for the module's files on another machine.
+Symbols that a compiled program (PPDF) has for its modules, and their use for files on another machine.
 
-With them, a file of the same build does not need its own symbols. Each build of a module has an identity. The compiled
-program also carries the bytes of the probed instructions, to detect a wrong file.
+A file of the same build then does not need its own symbols. The build is determined by an identity. The compiled
+program also has the bytes of the probed instructions, to detect a wrong file.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ __all__ = ["CarriedBuild", "CarriedPlace", "CarriedSymbols", "NeededSymbols", "O
 @dataclass(frozen=True, slots=True)
 class CarriedPlace:
     """
-    The bytes that a compiled program expects at a file offset, an instruction; ``where`` is its name in messages.
+    Instruction that a compiled program expects at a file offset; ``where`` is its name in messages.
 
-    ``definition`` is the number of its probe definition. With ``is_exit``, the instruction leaves the function whose
-    return is probed.
+    ``definition`` is the number of the probe definition. If ``is_exit`` is True, the instruction is an exit of a
+    function whose return is probed.
     """
 
     definition: int
@@ -46,9 +46,9 @@ class CarriedPlace:
 @dataclass(frozen=True, slots=True)
 class CarriedBuild:
     """
-    The data that a program needs about one build of its module.
+    Symbols and instructions of one build of a module.
 
-    ``path`` is that of the original file, for messages. ``machine`` is as in ``ElfFile``.
+    ``path`` is the path of the original file, for messages. ``machine`` is as in ``ElfFile``.
     """
 
     identity: str
@@ -71,10 +71,10 @@ class OtherBuild(enum.Enum):
 @dataclass(frozen=True, slots=True)
 class CarriedSymbols:
     """
-    The carried symbols of the builds of a module; a file of one of these builds gets no other symbols.
+    Symbols that a compiled program has for the builds of a module. A file of one of these builds gets no other symbols.
 
     ``source`` is the name of the compiled program in errors. With ``verify_opcodes``, the bytes of the probed
-    instructions must equal the carried ones. ``kernels`` are the carried builds of the kernel, or of a kernel module,
+    instructions must equal those in the compiled program. For the kernel or a kernel module, ``kernels`` has the builds
     instead of ``builds``.
     """
 
@@ -85,7 +85,7 @@ class CarriedSymbols:
     kernels: tuple[CarriedKernel, ...] = ()
 
     def module_of(self, elf: ElfFile) -> Module:
-        """Return the module in a file; raise ``TargetError`` if its build is not carried."""
+        """Return the module in a file; raise ``TargetError`` if the compiled program does not have its build."""
         build = self._build_of(elf)
         if build is None:
             return OWN_SYMBOLS.module_of(elf)
@@ -94,7 +94,7 @@ class CarriedSymbols:
         return Module(elf, table, expected)
 
     def machine(self, host: str) -> str | None:
-        """Return the processor of the first build, or None if a build is for ``host``, or no build is carried."""
+        """Return the processor of the first build, or None if there is no build, or one for ``host``."""
         machines = [build.machine for build in self.builds]
         return None if host in machines or not machines else machines[0]
 
@@ -123,7 +123,7 @@ class CarriedSymbols:
 
 
 class _Listed(ListedSymbols):
-    """The symbols that a compiled program carries; those without a type count as code, as in a file's symbol table."""
+    """Symbols in a compiled program. A symbol without a type counts as code, as in a file's symbol table."""
 
     def code(self) -> Iterator[tuple[int, int, int]]:
         kinds = ("func", "ifunc", "notype")
@@ -136,10 +136,10 @@ def _holds(elf: ElfFile, place: CarriedPlace) -> bool:
 
 class NeededSymbols(SymbolTable):
     """
-    A table of symbols that records the results of its lookups.
+    Table of symbols that records the results of its lookups.
 
-    A table of the recorded symbols gives the same results. A function that covered an address is recorded; nearer
-    symbols did not cover it and are not needed. For an address without a function, the symbols before it are recorded.
+    A table of the recorded symbols gives the same results. If a function covers the address of a lookup, only this
+    function is recorded. If no function covers it, the symbols before the address are recorded.
     """
 
     def __init__(
@@ -158,8 +158,8 @@ class NeededSymbols(SymbolTable):
         """
         The symbols of all results.
 
-        Functions found by patterns are in the order of the sources: of several symbols with one name and address the
-        first one counts.
+        Functions that patterns found are in the order of the sources, because the first of several symbols with the
+        same name and address counts.
         """
         first = dict.fromkeys(symbol for symbol in self._functions if symbol in self._needed)
         others = sorted(
@@ -175,7 +175,7 @@ class NeededSymbols(SymbolTable):
         return found
 
     def covering(self, link_address: int) -> Symbol | None:
-        """Return the symbol that covers a link address, and record its use, or None if there is none."""
+        """Return the symbol that covers a link address and record its use, or return None if there is none."""
         found = super().covering(link_address)
         self._need([found] if found is not None else self.preceding(link_address))
         return found

@@ -1,8 +1,8 @@
 """
-Names for addresses of code, from the mapping, the module, and the function with its extent.
+Names for addresses of code: the mapping, the module, and the function with its extent.
 
-The data collected from a running process names other addresses of the same functions later, when the process and its
-files may be gone.
+The data about one address of a running process can name other addresses in the same function later, when the process
+and its files may no longer exist.
 """
 
 from __future__ import annotations
@@ -28,11 +28,10 @@ __all__ = [
 
 class CodeName(NamedTuple):
     """
-    The name of a code address: function and distance, and the mapped module.
+    Name of a code address: the function, the distance from its start, and the mapped module.
 
-    ``distance`` in bytes is from the start of the function, or from the start of the file if ``function`` is "".
-
-    ``inlined`` are the functions whose calls were inlined there, the innermost first.
+    If ``function`` is empty, ``distance`` counts from the start of the file. It is in bytes. ``inlined`` has the
+    functions whose calls were inlined at the address, innermost first.
     """
 
     function: str
@@ -42,7 +41,7 @@ class CodeName(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The name as it is printed: ``symbol+0x4 [module]``, or ``module+0x1234``."""
+        """The name as output has it: ``symbol+0x4 [module]``, or ``module+0x1234``."""
         if not self.function:
             return f"{self.module}+{self.distance:#x}"
         distance = f"+{self.distance:#x}" if self.distance else ""
@@ -56,9 +55,9 @@ class CodeName(NamedTuple):
 
 class MappedCode(NamedTuple):
     """
-    A mapping of a module's file from byte ``offset`` on, at ``start`` to ``end`` (excluded).
+    Mapping of a module's file from ``start`` to ``end`` (excluded); ``start`` is byte ``offset`` of the file.
 
-    ``build`` is its build ID or "".
+    ``build`` is the file's build ID, or empty.
     """
 
     start: int
@@ -135,9 +134,9 @@ def function_at(
     inlining: InliningFinder | None = None,
 ) -> LocatedFunction | None:
     """
-    Return the function at an offset of a module's file, None without one; one of unknown size ends after the offset.
+    Return the function at an offset of a module's file, or None if there is none.
 
-    ``name_of`` demangles a symbol's name.
+    A function of unknown size ends after the offset. ``name_of`` demangles a symbol's name.
     """
     found = module.symbol_at(offset)
     if found is None:

@@ -1,14 +1,12 @@
 r"""
 Go programs: the version of Go that built a file, and the calling convention of its functions.
 
-Since Go 1.17 functions take and return values in registers on amd64 (ABIInternal; cmd/compile/abi-internal.md in Go's
-source). Functions in assembly keep the older convention, ABI0: everything is on the stack. Where both exist under a
-name, the linker's name of the latter is ``NAME.abi0`` (``mangleABIName`` in cmd/link). Functions that cgo links in are
-those of C.
+Since Go 1.17, functions take and return values in registers on amd64 (ABIInternal; cmd/compile/abi-internal.md in Go's
+source). Functions in assembly keep the older convention ABI0, with all values on the stack. If a name has both, the
+linker names the ABI0 function ``NAME.abi0`` (``mangleABIName`` in cmd/link). Functions that cgo links follow the
+convention of C.
 
-The section ``.go.buildinfo`` begins (debug/buildinfo in Go's source):
-
-::
+The section ``.go.buildinfo`` begins as follows (debug/buildinfo in Go's source)::
 
      0  14  "\xff Go buildinf:"
     14   1  size of a pointer
@@ -51,7 +49,7 @@ class Convention(Enum):
 
 
 def go_version(elf: ElfFile) -> tuple[int, int] | None:
-    """Return the version of Go that built a file, such as (1, 19); None if it was not Go, or is unknown."""
+    """Return the version of Go that built a file, such as (1, 19), or None if Go did not build it, or is unknown."""
     try:
         return _version_in(elf)
     except TargetError:
@@ -98,9 +96,9 @@ def _version_in(elf: ElfFile) -> tuple[int, int] | None:
 
 def _information(elf: ElfFile) -> int | None:
     """
-    Return the file offset of ``.go.buildinfo``'s contents, or None if there is none.
+    Return the file offset of the contents of ``.go.buildinfo``, or None if there are none.
 
-    Only a file without section headers is searched for them.
+    They are searched only in a file without section headers.
     """
     if (section := elf.section(_SECTION)) is not None:
         return section.offset if elf.data[section.offset : section.offset + len(_MAGIC)] == _MAGIC else None

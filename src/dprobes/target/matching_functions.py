@@ -22,7 +22,11 @@ __all__ = ["Function", "LeftOut", "matching_functions", "written_names"]
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A function whose name matches a pattern; ``address`` is its link address, and ``size`` in bytes 0 if unknown."""
+    """
+    Function whose name matches a pattern; ``address`` is its link address.
+
+    ``size`` is in bytes, or 0 if unknown.
+    """
 
     name: str
     address: int
@@ -32,7 +36,7 @@ class Function:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A match of a pattern that cannot have a probepoint; ``reason`` is a clause with the subject "it"."""
+    """Match of a pattern that cannot have a probepoint. ``reason`` is a clause with the subject "it"."""
 
     name: str
     reason: str
@@ -42,7 +46,7 @@ def matching_functions(module: Module, pattern: str) -> tuple[list[Function], li
     """
     Return the functions whose names match a shell pattern, in order of addresses, and the other matches.
 
-    Upper and lower case differ. A function is returned once, by its best known name. If a symbol's name is equal to the
+    Case is significant. A function is returned once, by its best known name. If a symbol's name is equal to the
     pattern, such as ``main.gen[int]``, only that symbol matches.
     """
     functions = list(module.symbols.functions())
@@ -76,7 +80,7 @@ def matching_functions(module: Module, pattern: str) -> tuple[list[Function], li
 
 
 def _others(module: Module, functions: Sequence[Symbol], matches: Callable[[str], bool]) -> list[str]:
-    """Return the matching names that are not those of functions, sorted."""
+    """Return the matching names of symbols other than functions, sorted."""
     names = {name for source in module.symbols.sources for name in source.names() if matches(name)}
     return sorted(names.difference(symbol.name for symbol in functions))
 
@@ -85,8 +89,8 @@ def written_names(module: Module, functions: Sequence[Function]) -> list[tuple[s
     """
     Return for each function an unambiguous name for probe programs, and the function's readable name.
 
-    The former is the readable name, if that is unique; else the linker's name, alone or with the source file; else the
-    file offset.
+    The unambiguous name is the readable name if that is unique. Otherwise it is the linker's name, alone or with the
+    source file, or as a last resort the file offset.
     """
     symbols, demangler = module.symbols, Demangler()
     readable = [demangler.name_of(function.name) for function in functions]
@@ -123,7 +127,7 @@ class _Boundaries:
         self._reach = list(accumulate((end for _, end in self._ranges), max))
 
     def is_certain(self, address: int) -> bool:
-        """Return whether an instruction starts at ``address``; true if no other function extends to it."""
+        """Return True if an instruction starts at ``address``, or if no other function extends to it."""
         before = bisect_right(self._starts, address - 1) - 1
         while before >= 0 and self._reach[before] > address:
             start, end = self._ranges[before]

@@ -1,7 +1,7 @@
 """
-Look-up of the file that ``name = …`` of a probe program denotes.
+Search for the file that ``name = …`` of a probe program denotes.
 
-A name with a slash is a path. Any other is searched in the process, in the command to be started, in the dynamic
+A name with a slash is a path. Any other name is searched in the process, in the command to be started, in the dynamic
 loader's directories, and in ``PATH``. The first match counts. Architectures are named as in ``ElfFile.machine``.
 """
 
@@ -79,11 +79,11 @@ def find_module(
     name: str, *, pid: int | None = None, command: str | None = None, architecture: str | None = None
 ) -> Path | None:
     """
-    Return the file that ``name`` means, with symbolic links followed, or None if this machine has none.
+    Return the file that ``name`` denotes, with symbolic links followed, or None if this machine has none.
 
     ``pid`` is a process whose mapped files come first. ``command`` is a program to be started with the environment of
-    this process. ``architecture`` selects among libraries of the same name; by default it is that of the process or the
-    program, or else of the machine.
+    this process. ``architecture`` selects among libraries of the same name. The default is the architecture of the
+    process or program, or else of the machine.
     """
     if "\0" in name or not name or any(len(part) > _NAME_MAX for part in os.fsencode(name).split(b"/")):
         return None
@@ -101,7 +101,7 @@ def find_module(
 
 
 def is_mapped(name: str, pid: int) -> bool:
-    """Return whether a process maps the code of the file that ``name`` means; false for a process that has ended."""
+    """Return True if a process maps code of the file that ``name`` denotes, and False if the process has ended."""
     try:
         return _mapped(name, pid) is not None
     except TargetError:
@@ -109,7 +109,7 @@ def is_mapped(name: str, pid: int) -> bool:
 
 
 def usual_architecture(pid: int | None, command: str | None) -> str:
-    """Return the architecture of a process or a program to be started; that of the machine if neither is given."""
+    """Return the architecture of a process or of a program to be started, or of the machine if neither is given."""
     program = None
     if pid is not None:
         program = Path(f"/proc/{pid}/exe")
@@ -128,9 +128,10 @@ def is_made_by_kernel(name: str) -> bool:
 
 def matches(name: str, path: str | os.PathLike[str], soname: str | None) -> bool:
     """
-    Return whether ``name`` means the file ``path`` whose ``DT_SONAME`` is ``soname``.
+    Return True if ``name`` denotes the file ``path`` whose ``DT_SONAME`` is ``soname``.
 
-    It does if it is the file's path, base name or SONAME, or the name of a symbolic link to the file beside it.
+    ``name`` may be the file's path, base name or SONAME, or the name of a symbolic link to the file in the same
+    directory.
     """
     path = os.fspath(path)
     if "/" in name:
@@ -152,7 +153,7 @@ def is_file_of(path: Path, name: str) -> bool:
 
 
 def has_soname(path: Path, name: str) -> bool:
-    """Return whether ``name`` is the ``DT_SONAME`` of the file ``path``; false if the file cannot be read."""
+    """Return True if ``name`` is the ``DT_SONAME`` of a file, and False if the file cannot be read."""
     try:
         data = file_contents(path, "a mapped file")
         # Most files do not contain the name; only the others, and files that are long to search, are parsed.
@@ -181,7 +182,7 @@ def near_modules(name: str, *, pid: int | None = None, command: str | None = Non
 
 
 def suggestion(name: str, *, pid: int | None = None, command: str | None = None) -> str | None:
-    """Return "did you mean …" with the modules that are similar to ``name``, or None if there are none."""
+    """Return a question "did you mean …" with the modules that are similar to ``name``, or None if there are none."""
     near = [repr(each) for each in near_modules(name, pid=pid, command=command)]
     if not near:
         return None
@@ -192,7 +193,7 @@ def advice_on_name(name: str, mapped: dict[str, str]) -> str | None:
     """
     Return a hint about a module name that no process maps, or None if there is none.
 
-    ``mapped`` has the paths of the files that were mapped, by base name.
+    ``mapped`` has the paths of the mapped files by base name.
     """
     if "/" in name and not name.startswith("/"):
         return f"a relative path is taken from the current directory: '{name}' is '{Path(name).absolute()}'"
@@ -231,7 +232,7 @@ def _named_by_path(name: str, pid: int | None) -> Path | None:
 
 
 def _is_file(path: Path) -> bool:
-    """Return whether a path leads to a regular file; False also for a path that is too long or not accessible."""
+    """Return True if a path leads to a regular file, and False if it is too long or not accessible."""
     try:
         return path.is_file()
     except OSError:
@@ -239,7 +240,11 @@ def _is_file(path: Path) -> bool:
 
 
 def _mapped(name: str, pid: int) -> Path | None:
-    """Return the file that ``name`` means among the files whose code a process has mapped, or None if there is none."""
+    """
+    Return the file that ``name`` denotes among the files whose code a process has mapped.
+
+    Return None if there is none.
+    """
     root = root_of(pid)
     code = _code_of(pid)
     found = next((m for m in code if matches(name, root + m.path, None)), None)
@@ -253,7 +258,11 @@ def _mapped(name: str, pid: int) -> Path | None:
 
 
 def _held_file(mapping: Mapping, pid: int) -> Path:
-    """Return a path in /proc to a mapped file that was removed or replaced; raise ``TargetError`` if there is none."""
+    """
+    Return a path in /proc to a mapped file that was removed or replaced.
+
+    Raise ``TargetError`` if none leads there.
+    """
     for path in held_files(mapping, pid):
         if _inode(path) == mapping.inode:
             return path
@@ -283,7 +292,7 @@ def _code_of(pid: int) -> list[Mapping]:
 
 
 def _mapped_through_path(name: str, code: list[Mapping]) -> Mapping | None:
-    """Return the mapped file to which a command's name leads, as ``java`` does through several links, else None."""
+    """Return the mapped file to which a command's name leads, as ``java`` does through several links, or None."""
     import shutil
 
     program = shutil.which(name)
@@ -303,7 +312,7 @@ def _mapped_by_soname(name: str, code: list[Mapping], root: str, pid: int) -> Ma
 
 
 def _command_named(name: str, command: str) -> Path | None:
-    """Return the command's executable if ``name`` is the given name, the link's, or the real file's; else None."""
+    """Return the command's executable if ``name`` is its given name, a link's, or the real file's, or else None."""
     import shutil
 
     program = executable_of(command)
@@ -318,7 +327,7 @@ def _command_named(name: str, command: str) -> Path | None:
 
 
 def _program_in_path(name: str) -> Path | None:
-    """Return the first program of that name in ``PATH``, None without one; wrapper scripts of the name are skipped."""
+    """Return the first program with a name in ``PATH``, or None if there is none. Wrapper scripts are skipped."""
     for directory in os.get_exec_path():
         path = Path(directory or ".", name)
         if os.access(path, os.X_OK) and _is_elf(path):
@@ -384,7 +393,7 @@ def _library_candidates(name: str, architecture: str) -> Iterator[Path]:
 
 
 def is_library_for(path: Path, architecture: str) -> bool:
-    """Return whether ``path`` is an ELF file for ``architecture``; an unknown architecture accepts every ELF file."""
+    """Return True if a file is an ELF file for an architecture. An unknown architecture accepts every ELF file."""
     if not path.is_file():
         return False
     try:
@@ -398,7 +407,7 @@ def is_library_for(path: Path, architecture: str) -> bool:
 
 
 def root_of(pid: int) -> str:
-    """Return the path of a process's root, ``/proc/PID/root``, if it is in another mount namespace; else ""."""
+    """Return ``/proc/PID/root`` for a process in another mount namespace, and "" for any other."""
     try:
         own, other = (os.readlink(f"/proc/{who}/ns/mnt") for who in ("self", pid))  # noqa: PTH115 - of each process
     except OSError:
@@ -427,11 +436,11 @@ def _inode(path: Path) -> int | None:
 
 def module_name(path: str, soname: str | None, known: Iterable[str], root: str = "") -> str:
     """
-    Return the name of a mapped file in all output.
+    Return the name of a mapped file that all output has.
 
     It is the first of the ``known`` names, from probe programs and commands, that denotes the file: 'redis-server' may
-    be a link to the mapped file. Else it is the SONAME, or else the file's base name. ``root`` is the prefix of paths
-    of a process in another mount namespace.
+    be a link to the mapped file. If there is none, it is the SONAME or the file's base name. ``root`` is the prefix of
+    paths of a process in another mount namespace.
     """
     for name in known:
         if name and matches(name, root + path, soname):
@@ -457,7 +466,7 @@ _HOSTS = {"i486": "i386", "i586": "i386", "i686": "i386", "ppc64le": "ppc64", "a
 
 
 class CachedLibrary(NamedTuple):
-    """The file ``path`` that programs for ``architecture`` load for the library ``name``."""
+    """File that programs for an architecture load as the library ``name``."""
 
     name: str
     path: str
@@ -472,7 +481,7 @@ def host_architecture() -> str:
 
 
 def parse_ld_cache(data: bytes) -> list[CachedLibrary]:
-    """Return the libraries in the bytes of a cache file, in its order; empty if it has another format."""
+    """Return the libraries in a cache file, in its order. The list is empty if the file has another format."""
     start = data.find(_MAGIC)
     if start < 0 or len(data) < start + _HEADER.size:
         return []
@@ -493,7 +502,7 @@ def parse_ld_cache(data: bytes) -> list[CachedLibrary]:
 
 
 def read_ld_cache(path: Path = LD_CACHE) -> list[CachedLibrary]:
-    """Return the libraries in the cache file ``path``; empty if it cannot be read."""
+    """Return the libraries in a cache file. The list is empty if the file cannot be read."""
     try:
         return parse_ld_cache(file_contents(path, "the dynamic loader's cache")[:])
     except TargetError:
@@ -513,8 +522,8 @@ def executable_of(command: str | os.PathLike[str]) -> Path:
     """
     Return the file that is executed when ``command`` is started, with symbolic links followed.
 
-    For a script that is its interpreter; for ``#!/usr/bin/env NAME`` it is the program that ``env`` starts. Raise
-    ``TargetError`` if a file is not found, or is not executable.
+    For a script, it is the script's interpreter; for ``#!/usr/bin/env NAME``, it is the program that ``env`` starts.
+    Raise ``TargetError`` if a file is not found, or is not executable.
     """
     name = os.fspath(command)
     path = _find(name)
@@ -569,7 +578,11 @@ def _interpreter(path: Path) -> str | None:
 
 
 def _started_by_env(arguments: str) -> str | None:
-    """Return the program in the argument of ``env``, one word that ``-S`` splits, or None if there is none."""
+    """
+    Return the program that ``env`` starts, or None if it starts none.
+
+    A script has one argument, which ``-S`` splits into words.
+    """
     words = arguments.split()
     if words[0].startswith(("-S", "--split-string")):
         words[0] = words[0].removeprefix("-S").removeprefix("--split-string").removeprefix("=")

@@ -1,8 +1,7 @@
 """
-A module that another process has described as far as the probe program needs.
+Module that another process has described as far as the probe program needs it.
 
-The file itself is not read, so a malicious file cannot exhaust time and memory of the process that uses the
-description.
+This process does not read the file, so a malicious file cannot exhaust its time and memory.
 """
 
 from __future__ import annotations
@@ -70,7 +69,11 @@ _C_LIBRARY = "libc.so.6"
 
 
 def return_address_user(elf: ElfFile) -> str | None:
-    """Return the reason why a file must not have uretprobes, a clause with the subject "it"; None if none is known."""
+    """
+    Return the reason why a file must not have uretprobes, or None if none is known.
+
+    The reason is a clause with the subject "it".
+    """
     if any(section.name in _GO_SECTIONS for section in elf.sections) or elf.data.find(_GO_MARK) >= 0:
         return "it is a Go program, and Go's runtime reads the return addresses on its stacks"
     if elf.soname == _C_LIBRARY:
@@ -101,8 +104,8 @@ _RELATIVE, _ABSOLUTE = 8, 1
 """
 Kinds of relocations of addresses.
 
-R_X86_64_RELATIVE has the address as its addend, R_X86_64_64 adds that of a symbol. i386 has addresses in place, where
-they can be read.
+R_X86_64_RELATIVE has the address as its addend; R_X86_64_64 adds the value of a symbol. On i386, addresses are in the
+relocated words themselves.
 """
 _DT_SYMTAB = 6
 _SYMBOL = struct.Struct("=IBBHQQ")
@@ -110,7 +113,11 @@ _SYMBOL = struct.Struct("=IBBHQQ")
 
 
 def first_executed(elf: ElfFile) -> tuple[int, ...]:
-    """Return the link addresses that may be executed first (entry, initialisation functions); empty if unknown."""
+    """
+    Return the link addresses of code that may be executed first: the entry and initialisation functions.
+
+    Return an empty tuple if they are unknown.
+    """
     values = elf.dynamic.values
     found = {elf.entry: None, values.get(_DT_INIT, 0): None}
     array = values.get(_DT_INIT_ARRAY, 0)
@@ -120,7 +127,11 @@ def first_executed(elf: ElfFile) -> tuple[int, ...]:
 
 
 def last_executed(elf: ElfFile) -> tuple[int, ...]:
-    """Return the link address of the last function that is called before a library is unmapped; empty if unknown."""
+    """
+    Return the link address of the last function that is called before a library is unmapped.
+
+    Return an empty tuple if it is unknown.
+    """
     if elf.soname is None and elf.entry:
         return ()  # a program stays mapped until its process ends
     values = elf.dynamic.values
@@ -132,7 +143,7 @@ def last_executed(elf: ElfFile) -> tuple[int, ...]:
 
 
 def _pointer(elf: ElfFile, place: int) -> int:
-    """Return the link address that a pointer at the link address ``place`` has, relocated or not; 0 if unknown."""
+    """Return the link address in the pointer at the link address ``place``, or 0 if unknown."""
     try:
         value = int.from_bytes(elf.read(place, elf.word_size), elf.byte_order)
     except TargetError:
@@ -159,12 +170,12 @@ def _relocated(elf: ElfFile, place: int) -> int:
 
 class Outline(NamedTuple):
     """
-    The description of a file of ``size`` bytes.
+    Description of a file of ``size`` bytes.
 
-    ``pieces`` are the bytes of instructions by file offset. ``starts`` are the requested file offsets at which
-    functions start; ``moves`` are the distances in bytes by which a uprobe may move there (``uprobe_sites``).
-    ``own_places`` are the file offsets of functions that an engine requested by name. The other attributes are the
-    return values of the functions with these names in this module.
+    ``pieces`` has the bytes of instructions by file offset. ``starts`` has the requested file offsets at which
+    functions start, and ``moves`` the distances in bytes by which a uprobe may move there (``uprobe_sites``).
+    ``own_places`` has the file offsets of functions that an engine requested by name. The other attributes are results
+    of the functions with the same names in this module.
     """
 
     size: int
@@ -185,7 +196,7 @@ class Outline(NamedTuple):
 
 
 class OutlinedModule(Module):
-    """A module by its outline; ``path`` is for messages. It has no symbols."""
+    """Module created from an outline. It has no symbols; ``path`` is for messages."""
 
     def __init__(self, path: Path, outline: Outline) -> None:
         headers = Headers(
@@ -226,17 +237,17 @@ def cheap_sites_in(module: Module, instructions: Sequence[DecodedInstruction]) -
 
 
 def first_executed_in(module: Module) -> tuple[int, ...]:
-    """Return the link addresses that may be executed first (entry, initialisation functions); empty if unknown."""
+    """Return the link addresses of code that may be executed first, as ``first_executed`` does."""
     return module.outline.first_executed if isinstance(module, OutlinedModule) else first_executed(module.elf)
 
 
 def last_executed_in(module: Module) -> tuple[int, ...]:
-    """Return the link address of the last function that is called before a library is unmapped; empty if unknown."""
+    """Return the link address of the function that is executed last, as ``last_executed`` does."""
     return module.outline.last_executed if isinstance(module, OutlinedModule) else last_executed(module.elf)
 
 
 def return_address_user_in(module: Module) -> str | None:
-    """Return the reason why a file must not have uretprobes, a clause with the subject "it"; None if none is known."""
+    """Return the reason why a file must not have uretprobes, as ``return_address_user`` does."""
     if isinstance(module, OutlinedModule):
         return module.outline.return_address_user
     return return_address_user(module.elf)

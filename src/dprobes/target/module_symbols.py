@@ -1,7 +1,7 @@
 """
-The symbols of one module from several sources: its own tables, its debug file, or a list from the user.
+Symbols of one module from several sources: its own tables, its debug file, or a list from the user.
 
-A *source* finds names and lists the addresses of code; ``SymbolTable`` selects among the results of several sources.
+A *source* finds names and lists the addresses of code. ``SymbolTable`` selects among the results of several sources.
 This module is independent of file formats.
 """
 
@@ -43,22 +43,22 @@ _LISTED = 4
 
 
 def is_clone(name: str) -> bool:
-    """Return whether a name is that of a clone, or of a part of a function."""
+    """Return True if a name is that of a clone or of a part of a function."""
     return _CLONE.fullmatch(name) is not None
 
 
 def is_cold_part(name: str) -> bool:
-    """Return whether a name is that of a function's cold part: rarely executed code that is jumped to, not called."""
+    """Return True if a name is that of a function's cold part: rarely executed code to which the function jumps."""
     return _COLD.fullmatch(name) is not None
 
 
 def clones_in(symbols: SymbolTable, original: str) -> list[str]:
-    """Return the sorted names of clones of a function in a table of symbols, those of cold parts last."""
+    """Return the sorted names of clones of a function in a table of symbols. Cold parts are last."""
     return clones_among((symbol.name for symbol in symbols.functions_beginning(f"{original}.")), original)
 
 
 def clones_among(names: Iterable[str], original: str) -> list[str]:
-    """Return the sorted names of clones of a function, those of cold parts last."""
+    """Return the sorted names of clones of a function. Cold parts are last."""
     found = {name for name in names if (match := _CLONE.fullmatch(name)) is not None and match["original"] == original}
     return sorted(found, key=lambda name: (is_cold_part(name), name))
 
@@ -81,9 +81,9 @@ def only_clones(where: str, name: str, clones: list[str]) -> TargetError:
 
 def name_matcher(pattern: str) -> Callable[[str], bool]:
     """
-    Return a predicate for linker names that match a pattern; upper and lower case differ.
+    Return a predicate for linker names that match a pattern. Case is significant.
 
-    A pattern with ``::`` is one of readable names: a name matches it with its parameters, or without.
+    A pattern with ``::`` is compared with the readable name, both with its parameters and without.
     """
     expression = compile_glob(pattern)
     if "::" not in pattern:
@@ -110,10 +110,10 @@ _FEW = 16
 
 class Symbol(NamedTuple):
     """
-    The name of a link address and ``size`` bytes from there on (0: unknown).
+    Name of ``size`` bytes from a link address on. The size is 0 if unknown.
 
     ``kind`` is ``func``, ``object``, ``ifunc``, ``tls``, ``common`` or ``notype``; ``binding`` is ``local``, ``global``
-    or ``weak``. ``default_version`` is false for a name that is only for programs linked earlier (``name@VERSION``).
+    or ``weak``. ``default_version`` is False for a name that only programs linked earlier use (``name@VERSION``).
     """
 
     name: str
@@ -130,7 +130,7 @@ class Symbol(NamedTuple):
 
 
 class SymbolSource(Protocol):
-    """The symbols of one table or list, such as ``.symtab``, as ``SymbolTable`` looks them up."""
+    """Symbols of one table or list, such as ``.symtab``, for ``SymbolTable``."""
 
     @property
     def complete(self) -> bool:
@@ -143,7 +143,7 @@ class SymbolSource(Protocol):
         """Iterate over the local symbols called ``name``, each with its source file, where that is known."""
 
     def imports(self, name: str) -> bool:
-        """Return whether the table lists ``name`` only as undefined: it is in another module."""
+        """Return True if the table lists ``name`` only as undefined, because another module defines it."""
 
     def beginning(self, start: str) -> Iterable[Symbol]:
         """Iterate over the symbols whose names begin with ``start``."""
@@ -158,7 +158,11 @@ class SymbolSource(Protocol):
         """Return the symbol with an index from ``code``."""
 
     def starting(self, address: int) -> list[Symbol]:
-        """Return the symbols at a link address; empty if a lookup takes as long as an index of all symbols."""
+        """
+        Return the symbols at a link address.
+
+        Return an empty list if the lookup would take as long as an index of all symbols.
+        """
 
 
 CodeRange = tuple[int, int]
@@ -167,10 +171,10 @@ CodeRange = tuple[int, int]
 
 class SymbolTable:
     """
-    The symbols of several sources.
+    Symbols of several sources.
 
     ``code_range`` returns the area of code that contains a link address; a symbol without a size ends within it.
-    ``later`` returns further sources that are slow to find. It is called once, and only when the first sources lack
+    ``later`` returns further sources, which are slow to find. It is called once, and only if the first sources lack
     local symbols and have no result.
     """
 
@@ -202,7 +206,7 @@ class SymbolTable:
 
     def lookup(self, name: str) -> list[Symbol]:
         """
-        Return the best symbols called ``name`` with distinct addresses; more than one means that it is ambiguous.
+        Return the best symbols with a name and distinct addresses. If there are several, the name is ambiguous.
 
         The default version is better than others, then any binding better than ``local``. A local symbol is also found
         with its source file, as in ``file.c:name``.
@@ -343,9 +347,10 @@ class SymbolTable:
 
     def _function_at(self, link_address: int) -> Symbol | None:
         """
-        Return the function that starts at ``link_address``; None if there is none, or a source may have a better name.
+        Return the function at a link address without sorting all functions, if that is possible.
 
-        Most programs look up only some starts of functions, which is faster than sorting all functions.
+        Most programs look up only some starts of functions. Return None if there is none, or a source may have a better
+        name.
         """
         if self._index is not None or self._looks == 0:
             return None
@@ -414,7 +419,7 @@ class _CodeIndex:
 
     def _best(self, last: int, address: int | None) -> Symbol | None:
         """
-        Return the preferred symbol of those that start where row ``last`` of the index does; None if none has a name.
+        Return the best symbol among those that start where row ``last`` of the index does, or None if none has a name.
 
         With ``address``, only symbols that cover this link address count.
         """
@@ -433,7 +438,7 @@ def _preference(symbol: Symbol) -> tuple[bool, bool]:
 
 
 def familiarity(symbol: Symbol) -> tuple[bool, bool, bool, int, int, str]:
-    """Return a sort key for the names of one address; the name that messages use sorts first."""
+    """Return a sort key for the names of one address. The name for messages is first."""
     underscores = len(symbol.name) - len(symbol.name.lstrip("_"))
     return (
         not symbol.is_code,

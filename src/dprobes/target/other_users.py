@@ -1,5 +1,5 @@
 """
-Limits on the resources that other users' processes can make the tool use: token buckets.
+Limits on the resources that other users' processes can make dprobes use, as token buckets.
 
 The module reads no clock: callers pass the time in seconds, which must not decrease.
 """
@@ -22,23 +22,23 @@ class Allowance:
         self._seen: float | None = None
 
     def has(self, units: float, now: float) -> bool:
-        """Return whether the bucket has ``units`` at the time ``now``, in seconds; do not take them."""
+        """Return True if the bucket has ``units`` at the time ``now`` in seconds. Do not take them."""
         if self._seen is not None:
             self._left = min(self._size, self._left + self._rate * max(0.0, now - self._seen))
         self._seen = now
         return self._left >= units
 
     def use(self, units: float) -> None:
-        """Take ``units`` from the bucket at any time, even more than it has; its content then becomes negative."""
+        """Take ``units`` from the bucket. If it has fewer, its content becomes negative."""
         self._left -= units
 
 
 def foreign_owner(status: os.stat_result) -> str | None:
     """
-    Return the user or group, other than root and this process's, that can change a file; None if there is none.
+    Return the user or group, other than root and this process's, that can change a file, or None if there is none.
 
-    Such a *foreign* owner may have made a file only to waste the tool's time. Names of users are not looked up, because
-    that may query a server.
+    Such a *foreign* owner may have made a file only to waste the time of dprobes. Names of users are not looked up,
+    because that may query a server.
     """
     if status.st_uid not in {0, os.geteuid()}:
         return f"user {status.st_uid}"

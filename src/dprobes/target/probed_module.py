@@ -1,7 +1,7 @@
 """
-One module with its symbols: the mapping of names to places in the file and back, and the sources of symbols.
+Module with its symbols: the mapping of names to places in the file and back, and the sources of symbols.
 
-Symbol expressions are parsed elsewhere; this module looks up the single names in them. Addresses are link addresses,
+Symbol expressions are parsed elsewhere; this module looks up the single names in them. Addresses are link addresses;
 offsets are file offsets.
 """
 
@@ -57,7 +57,11 @@ def preloaded_files(environment: Mapping[str, str]) -> Iterator[Path]:
 
 
 def linked_files(program: Path) -> dict[str, Path | None]:
-    """Return the libraries of a program, and the libraries that they need, by name; None for one that is not found."""
+    """
+    Return the libraries that a program needs, directly or indirectly, by name.
+
+    A library that is not found is None.
+    """
     found: dict[str, Path | None] = {}
     waiting = [program]
     while waiting and len(found) < _FILES_MAX:
@@ -74,13 +78,13 @@ def linked_files(program: Path) -> dict[str, Path | None]:
 
 
 def _beside(elf: ElfFile, name: str) -> Path | None:
-    """Return a library in one of the directories that are searched before those of the system, None without one."""
+    """Return a library from a directory that is searched before those of the system, or None if there is none."""
     paths = [directory / name for directory in searched_directories(elf)] if "/" not in name else []
     return next((path.resolve() for path in paths if is_library_for(path, elf.machine)), None)
 
 
 def providers_of(names: Sequence[str], files: Iterable[Path]) -> dict[str, list[Path]]:
-    """Return the files that export the named functions, by name; an unreadable file exports none."""
+    """Return the files that export the named functions, by name. An unreadable file exports none."""
     found: dict[str, list[Path]] = {}
     for path in dict.fromkeys(files):
         for name in _provided(path, names):
@@ -113,7 +117,7 @@ class InstructionStarts(NamedTuple):
     """
     File offsets of consecutive instructions, and the ``end`` of the last one.
 
-    ``invalid`` is the offset of the first bytes that are no instruction; None if there are none.
+    ``invalid`` is the offset of the first bytes that are not an instruction, or None.
     """
 
     starts: list[int]
@@ -141,7 +145,7 @@ class FunctionCode:
         """The offset of the first bytes that are no instruction."""
 
     def _decode_to(self, offset: int) -> bool:
-        """Decode the instructions that start before ``offset``; return False if data lies between them."""
+        """Decode the instructions that start before ``offset``. Return False if there is data between them."""
         if self._end < offset:
             found = self._decode(self._end, max(offset, self._end + _AHEAD))
             self._starts += found.starts
@@ -154,7 +158,7 @@ class FunctionCode:
         """
         Return the offsets of the instructions that start before ``offset``.
 
-        Return None if data lies between them: the decoding of what follows may be wrong.
+        Return None if there is data between them, because the instructions after it may be decoded incorrectly.
         """
         return self._starts[: bisect_left(self._starts, offset)] if self._decode_to(offset) else None
 
@@ -179,9 +183,9 @@ class FunctionCode:
 
 class Module:
     """
-    An ELF file and its symbols; made by ``load``, or by a ``SymbolProvider``.
+    ELF file with its symbols, created by ``load`` or by a ``SymbolProvider``.
 
-    ``expected`` are the bytes of instructions that must be in the file, by file offset; None if unknown.
+    ``expected`` has the bytes of instructions that must be in the file, by file offset, or is None if unknown.
     """
 
     def __init__(self, elf: ElfFile, symbols: SymbolTable, expected: Mapping[int, bytes] | None = None) -> None:
@@ -199,9 +203,9 @@ class Module:
         reached: Path | None = None,
     ) -> Module:
         """
-        Return the module in the file ``path``, with the symbols of the file ``extra_symbols`` (``--sym``) first.
+        Load the module in a file. The symbols of the file ``extra_symbols`` (``--sym``) come first.
 
-        ``reached`` is the path to open instead, if ``path`` no longer leads to the file; errors have ``path``.
+        ``reached`` is the path to open if ``path`` no longer leads to the file. Errors contain ``path``.
         """
         extra = None if extra_symbols is None else Path(extra_symbols)
         return FileSymbols(extra).module_of(ElfFile.open(path, reached))
@@ -220,7 +224,7 @@ class Module:
         return self.elf.word_size
 
     def address_of(self, symbol_name: str) -> int:
-        """Return the link address of the symbol; raise ``TargetError`` if it has none, or several."""
+        """Return the link address of a symbol; raise ``TargetError`` if the module has no such symbol, or several."""
         symbol = self._symbol(symbol_name)
         if symbol.kind == "ifunc":
             raise TargetError(
@@ -233,7 +237,7 @@ class Module:
         return symbol.address
 
     def code_offset_of(self, symbol_name: str, addend: int) -> int:
-        """Return the file offset ``addend`` bytes after a symbol; raise ``TargetError`` for one of data."""
+        """Return the file offset ``addend`` bytes after a symbol; raise ``TargetError`` for a symbol of data."""
         address, symbol = self.address_of(symbol_name), self._symbol(symbol_name)
         if symbol.kind in ("object", "common"):
             raise TargetError(
@@ -281,7 +285,11 @@ class Module:
         return self.symbols.names_at(address) if address is not None else set()
 
     def function_start(self, file_offset: int) -> int | None:
-        """Return the link address where the function at a file offset starts, by symbols or unwind table; or None."""
+        """
+        Return the link address at which the function at a file offset starts, or None if unknown.
+
+        Sources are the symbols and the unwind table.
+        """
         address = self.elf.link_address(file_offset)
         if address is None:
             return None
@@ -293,9 +301,9 @@ class Module:
 
     def is_known_code(self, file_offset: int) -> bool:
         """
-        Return whether the byte at a file offset is known to be code, and not data between functions.
+        Return True if the byte at a file offset is known to be code, and not data between functions.
 
-        It is known by a function, the unwind table, or the program's entry; a label without a type does not count.
+        A function, the unwind table, or the program's entry makes it known. A label without a type does not.
         """
         address = self.elf.link_address(file_offset)
         if address is None:
@@ -349,7 +357,7 @@ class Module:
         return TargetError(f"'{self.path}' has no symbol '{name}'", hint=hint)
 
     def _with_other_parameters(self, name: str) -> TargetError | None:
-        """Return the error for a C++ name with parameters if the function exists with others only, else None."""
+        """Return the error for a C++ function that exists only with other parameters, or None."""
         from dprobes.target.readable_names import readable_parts
 
         path, parameters = readable_parts(name)
@@ -433,7 +441,7 @@ class SymbolProvider(Protocol):
         """
         Return the processor (``ElfFile.machine``) of the file to look up on a machine ``host``.
 
-        None means that of the process, of the command, or else of the machine.
+        None stands for the processor of the process, of the command, or else of the machine.
         """
 
     @property
@@ -443,7 +451,7 @@ class SymbolProvider(Protocol):
 
 class FileSymbols(NamedTuple):
     """
-    The symbols of the file itself and its debug file, and before them those of the file ``extra`` (``--sym``).
+    Symbols of a file and its debug file, preceded by those of the file ``extra`` (``--sym``).
 
     A separate debug file is opened only when a lookup finds nothing in the module's own symbols.
     """
@@ -452,7 +460,7 @@ class FileSymbols(NamedTuple):
     table: type[SymbolTable] = SymbolTable
 
     def module_of(self, elf: ElfFile) -> Module:
-        """Return the module in a file; raise ``TargetError`` if ``extra`` belongs to another one."""
+        """Return the module in a file; raise ``TargetError`` if ``extra`` belongs to another module."""
         sources: list[SymbolSource] = []
         if self.extra is not None:
             from dprobes.target.elf.symbol_sources import load_symbols

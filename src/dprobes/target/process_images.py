@@ -1,8 +1,8 @@
 """
-Mappings of code in processes, recorded by engines, to name and unwind code of processes that have exited.
+Mappings of code in processes, recorded by engines. They name and unwind code of processes that have exited.
 
-A process that executes another program has another *image* from that moment on; a forked child begins with a copy of
-its parent's. Only mappings of code are kept.
+A process that executes another program has a new *image* from then on. A forked child begins with a copy of its
+parent's image. Only mappings of code are kept.
 """
 
 from __future__ import annotations
@@ -22,23 +22,24 @@ if TYPE_CHECKING:
 __all__ = ["ProcessImage", "ProcessImages"]
 
 _PROCESSES_MAX = 8192
-"""Maximum number of remembered processes; the ones reported last are kept."""
+"""Maximum number of remembered processes. Those reported last are kept."""
 
 _IMAGES_MAX = 64
-"""Maximum number of remembered images of a process; the last ones are kept."""
+"""Maximum number of remembered images of a process. The last ones are kept."""
 
 _MAPPINGS_MAX = 4096
-"""Maximum number of remembered mappings of an image; those of files on disk are preferred."""
+"""Maximum number of remembered mappings of an image. Files on disk are preferred."""
 
 _IN_MEMORY = "/memfd:"
-"""Prefix of the paths of files in memory, from which just-in-time compilers map code: there may be thousands."""
+"""Prefix of the paths of files in memory. Just-in-time compilers map code from them, maybe thousands."""
 
 
 class ProcessImage:
     """
-    The mappings of code of a process from an exec or fork on, until the next exec.
+    Mappings of code of a process from an exec or fork on, until the next exec.
 
-    ``since`` is that time in nanoseconds of CLOCK_MONOTONIC; ``name`` is the process's name then, empty if unknown.
+    ``since`` is the time of the exec or fork in nanoseconds of CLOCK_MONOTONIC. ``name`` is the process's name at that
+    time, empty if unknown.
     """
 
     def __init__(self, pid: int, since: int, mappings: Sequence[Mapping] = (), name: str = "") -> None:
@@ -60,7 +61,11 @@ class ProcessImage:
         return found if found is not None and address < found.end else None
 
     def add(self, mapping: Mapping) -> None:
-        """Add a mapping, and remove those that it overlaps; drop it if the image has the maximum number of mappings."""
+        """
+        Add a mapping and remove mappings that it overlaps.
+
+        Ignore it if the image has the maximum number of mappings.
+        """
         first = bisect_right(self._starts, mapping.start)
         if first and self._mappings[self._starts[first - 1]].end > mapping.start:
             first -= 1
@@ -115,7 +120,7 @@ class _Index:
 
 
 class ProcessImages:
-    """The images of processes, recorded by engines; thread-safe. Times are nanoseconds of CLOCK_MONOTONIC."""
+    """Images of processes, recorded by engines; thread-safe. Times are nanoseconds of CLOCK_MONOTONIC."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -127,21 +132,21 @@ class ProcessImages:
         self._enter(ProcessImage(pid, since, mappings, name))
 
     def mapped(self, pid: int, when: int, mapping: Mapping) -> None:
-        """Add a mapping to the image that a process has at ``when``; ignore it if the process is unknown."""
+        """Add a mapping to the image that a process has at ``when``. Ignore an unknown process."""
         with self._lock:
             if (image := self._at(pid, when)) is not None:
                 image.add(mapping)
                 self._index = None
 
     def forked(self, pid: int, parent: int, when: int) -> None:
-        """Add a process that is a copy, made at ``when``, of ``parent``; ignore it if the parent is unknown."""
+        """Add a process that was forked from ``parent`` at ``when``. Ignore an unknown parent."""
         with self._lock:
             image = self._at(parent, when)
         if image is not None:
             self._enter(image.copy(pid, when))
 
     def at(self, pid: int, when: int | None) -> ProcessImage | None:
-        """Return the image of a process at the time ``when`` (None: the last one), or None if it is unknown."""
+        """Return the image of a process at the time ``when``, or the last one if it is None; None if there is none."""
         with self._lock:
             return self._at(pid, when)
 

@@ -1,12 +1,13 @@
 """
-The mappings of a process, from the text of ``/proc/PID/maps``, or by ioctl(2) on it where the kernel supports that.
+Mappings of a process, from the text of ``/proc/PID/maps``, or by ioctl(2) on it where the kernel supports that.
 
-A process may have 65 000 mappings, with paths of any length, and change them at any time; so everything here is
-bounded. ``mapping_at`` and ``code_mappings`` query only the mappings that they need (``PROCMAP_QUERY``, since Linux
-6.11; ``struct procmap_query`` is in include/uapi/linux/fs.h). ``mappings_of`` reads the whole text.
+A process may have 65 000 mappings, with paths of any length, and change them at any time. So all queries are bounded.
+``mapping_at`` and ``code_mappings`` query only the mappings that they need (``PROCMAP_QUERY``, since Linux 6.11;
+``struct procmap_query`` is in include/uapi/linux/fs.h). ``mappings_of`` reads the whole text.
 
-The tracer process uses this while its target is stopped, so it imports nothing slow and makes named tuples, which are
-several times faster to make than dataclasses. Rules: proc(5), and ``show_map_vma`` in the kernel.
+The tracer process uses this module while its target is stopped. So the module imports nothing slow, and its records are
+named tuples, which are created several times faster than dataclasses. Rules: proc(5), and ``show_map_vma`` in the
+kernel.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ PAGE_SIZE = 4096
 """Granularity of mappings on x86, in bytes."""
 
 CODE_MAX = 1 << 12
-"""Maximum number of a process's mappings of files' code that are read; a process can make any number."""
+"""Maximum number of a process's mappings of code that are read. A process can create any number."""
 
 MAPS_MAX = 16 << 20
 """Maximum number of bytes of ``/proc/PID/maps`` that are read: 65 000 mappings with ordinary names take 7 million."""
@@ -63,8 +64,8 @@ QUERY = struct.Struct("=9Q4I2Q")
 """
 Layout of ``struct procmap_query``.
 
-The fields are: size, flags, requested address; start, end, flags, page size and offset of the mapping, inode of its
-file; major and minor number of the device, sizes of the buffers for name and build-id; addresses of these buffers.
+The fields are: size, flags, and requested address; start, end, flags, page size and offset of the mapping, and inode of
+its file; major and minor number of the device; sizes of the buffers for name and build-id; addresses of these buffers.
 """
 PROCMAP_QUERY = 3 << 30 | QUERY.size << 16 | ord("f") << 8 | 17
 EXECUTABLE, COVERING_OR_NEXT, OF_FILE = 0x04, 0x10, 0x20
@@ -75,7 +76,7 @@ NAME_MAX = 4096
 """Maximum size in bytes of a name from the kernel, with a zero at its end."""
 
 _KEPT_LINE = 256
-"""Maximum number of characters of a line whose mapping is cached; longer ones, which any user can make, are not."""
+"""Maximum number of characters of a line whose mapping is cached. Any user can create longer lines."""
 
 _HEAP, _STACK = "[heap]", "[stack]"
 _HEAP_MOST = 1 << 40
@@ -89,10 +90,10 @@ _READ_SIZE = 1 << 16
 
 class Mapping(NamedTuple):
     """
-    A mapping of the addresses from ``start`` to ``end`` (excluded), of a file from byte ``offset`` on.
+    Mapping of the addresses from ``start`` to ``end`` (excluded); ``start`` is byte ``offset`` of a file.
 
-    ``permissions`` are four letters (``r-xp``); ``device`` is the number from ``os.stat`` for most file systems.
-    ``path`` is empty for anonymous memory, and in brackets for the kernel's own areas (``[vdso]``). ``deleted`` is true
+    ``permissions`` has four letters (``r-xp``). ``device`` is the number from ``os.stat`` for most file systems.
+    ``path`` is empty for anonymous memory, and in brackets for the kernel's own areas (``[vdso]``). ``deleted`` is True
     if the file no longer has that name.
     """
 
@@ -118,10 +119,11 @@ class Mapping(NamedTuple):
 
 class Growth(NamedTuple):
     """
-    The limits up to which the memory of a process may grow.
+    Limits up to which the memory of a process may grow.
 
-    The ``heap`` begins at that address (None: after the program), and grows up to the next mapping. The ``stack`` may
-    grow down by that number of bytes (None: down to the mapping before it).
+    ``heap`` is the address at which the heap begins, or None if it begins after the program. It grows up to the next
+    mapping. ``stack`` is the number of bytes by which the stack may grow down, or None if it may grow down to the
+    mapping before it.
     """
 
     heap: int | None = None
@@ -192,7 +194,7 @@ def mappings_of(pid: int) -> list[Mapping]:
     """
     Return every mapping of a process, in order of addresses.
 
-    Raise the same ``TargetError`` as ``read_maps``, also if the text exceeds ``MAPS_MAX``.
+    Errors are those of ``read_maps``. Also raise ``TargetError`` if the text exceeds ``MAPS_MAX``.
     """
     text = read_maps(pid, MAPS_MAX)
     if len(text) >= MAPS_MAX - PAGE_SIZE:
@@ -201,7 +203,7 @@ def mappings_of(pid: int) -> list[Mapping]:
 
 
 def mapping_at(pid: int, address: int) -> Mapping | None:
-    """Return the mapping at an address, None without one; raise the same ``TargetError`` as ``mappings_of``."""
+    """Return the mapping at an address, or None if there is none. Errors are those of ``mappings_of``."""
     return mapping_finder(pid)(address)
 
 
@@ -242,9 +244,9 @@ def code_mappings(pid: int, most: int = CODE_MAX) -> tuple[list[Mapping], bool]:
 
 def _ask(pid: int, wanted: int, most: int, address: int = 0) -> tuple[list[Mapping], bool] | None:
     """
-    Return up to ``most`` mappings from ``address`` on by PROCMAP_QUERY, and whether these are all, or None if it fails.
+    Query up to ``most`` mappings from ``address`` on by PROCMAP_QUERY. Return them, and True if there are no others.
 
-    ``wanted`` are the flags of the query that select mappings, such as executable ones.
+    ``wanted`` has the flags that select mappings, such as executable ones. Return None if the query fails.
     """
     name, query = array("B", bytes(NAME_MAX)), bytearray(QUERY.size)
     place, _ = name.buffer_info()
@@ -289,7 +291,7 @@ def _ask(pid: int, wanted: int, most: int, address: int = 0) -> tuple[list[Mappi
 
 
 def executable_mappings(text: str) -> list[Mapping]:
-    """Return the executable file mappings in the text of ``/proc/PID/maps``; other lines are not parsed."""
+    """Return the executable file mappings in the text of ``/proc/PID/maps``. Other lines are not parsed."""
     found = []
     for line in text.split("\n"):
         permissions = line.find(" ") + 1
@@ -302,7 +304,7 @@ def executable_mappings(text: str) -> list[Mapping]:
 
 @contextlib.contextmanager
 def _opened(pid: int) -> Iterator[int]:
-    """Open ``/proc/PID/maps``; raise ``TargetError`` if the process is gone or may not be inspected."""
+    """Open ``/proc/PID/maps``; raise ``TargetError`` if the process has ended or may not be inspected."""
     try:
         descriptor = os.open(f"/proc/{pid}/maps", os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -320,9 +322,9 @@ def _opened(pid: int) -> Iterator[int]:
 
 def read_maps(pid: int, limit: int | None = None) -> str:
     """
-    Return the text of ``/proc/PID/maps``; raise ``TargetError`` if the process is gone or may not be inspected.
+    Return the text of ``/proc/PID/maps``; raise ``TargetError`` if the process has ended or may not be inspected.
 
-    About ``limit`` bytes are read, ``MAPS_MAX`` by default, and only whole lines are returned.
+    Read about ``limit`` bytes, ``MAPS_MAX`` by default, and return only whole lines.
     """
     parts = []
     left = MAPS_MAX if limit is None else limit
@@ -337,7 +339,7 @@ def read_maps(pid: int, limit: int | None = None) -> str:
 
 
 def command_name(pid: int) -> str:
-    """Return the name of a process (proc(5), ``comm``, at most 15 bytes); "" if the process has ended."""
+    """Return the name of a process (proc(5), ``comm``, at most 15 bytes), or "" if the process has ended."""
     try:
         with open(f"/proc/{pid}/comm", "rb") as file:  # noqa: PTH123 - the tracer does without pathlib
             return os.fsdecode(file.read().removesuffix(b"\n"))
@@ -346,7 +348,11 @@ def command_name(pid: int) -> str:
 
 
 def run_time_address(mappings: Iterable[Mapping], file_offset: int) -> int | None:
-    """Return the address of byte ``file_offset`` in a file's mappings, preferably executable, or None if not mapped."""
+    """
+    Return the address of byte ``file_offset`` in a file's mappings, or None if it is not mapped.
+
+    Prefer an executable mapping.
+    """
     found = None
     for mapping in mappings:
         address = mapping.start + file_offset - mapping.offset

@@ -1,4 +1,4 @@
-"""Names for addresses of processes, from their mappings; those of a process that has exited stay known."""
+"""Names for addresses of processes, from their mappings. The names are kept when a process exits."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class JitMap:
         self._seen: tuple[int, int, int] | None = None
         """Inode, size and time of the last change at the last read."""
         self._read_to = 0
-        """Offset up to which the file was read; only appended lines are read next."""
+        """Offset up to which the file was read. The next read starts there."""
         self._last = b""
         """The bytes before that offset, by which a rewritten file is detected."""
         self._next_look = float("-inf")
@@ -126,7 +126,7 @@ def _user_of(pid: int) -> int:
 
 
 def _own_number(pid: int) -> int:
-    """Return the number of a process in its own PID namespace; see proc(5), NSpid."""
+    """Return the id of a process in its own PID namespace (proc(5), NSpid)."""
     for line in Path(f"/proc/{pid}/status").read_bytes().splitlines():
         if line.startswith(b"NSpid:"):
             return int(line.split()[-1])
@@ -203,10 +203,10 @@ class ProcessNames:
 
     def process(self, pid: int, name: str, seen: int | None) -> NamedProcess | None:
         """
-        Return the process with an id and a name, past or present; None if it is unknown, or may not be inspected.
+        Return the process with an id and a name, running or ended; None if it is unknown, or may not be inspected.
 
-        A process whose name has changed may have executed another program since. ``seen`` is a time of CLOCK_MONOTONIC,
-        in nanoseconds, at which the process executed the program of that name.
+        If a process's name has changed, it may have executed another program. ``seen`` is a time in nanoseconds of
+        CLOCK_MONOTONIC at which the process executed the program with that name.
         """
         image = self._images.at(pid, seen) if self._images is not None else None
         key = (pid, name if image is None else image)
@@ -274,7 +274,7 @@ class NamedProcess:
         return mapping is not None and mapping.is_file
 
     def located(self, address: int) -> LocatedCode | None:
-        """Return the location of an address, or None for memory that no file backs."""
+        """Return the location of an address, or None for memory without a file."""
         if address not in self._found:
             if len(self._found) >= _NAMES_MAX:
                 self._found.clear()
@@ -294,14 +294,14 @@ class NamedProcess:
         return LocatedCode(self._pid, self._since, mapped, function)
 
     def _name_of(self, mapping: Mapping, module: Module | None) -> str:
-        """Return the name of a mapping's file in output: one that a program uses, its SONAME or its base name."""
+        """Return the name of a mapping's file in output: a name from a program, its SONAME, or its base name."""
         if mapping.path not in self._names:
             soname = module.elf.soname if module is not None and mapping.is_file else None
             self._names[mapping.path] = module_name(mapping.path, soname, self._called, root_of(self._pid))
         return self._names[mapping.path]
 
     def _located_in_jit(self, address: int) -> LocatedCode | None:
-        """Return the location of an address in code that a just-in-time compiler has made; None if it is not listed."""
+        """Return the location of an address in code from a just-in-time compiler, or None if it is not listed."""
         if self._jit is None:
             self._jit = JitMap(self._pid)
         function = self._jit.function_at(address)
@@ -393,7 +393,7 @@ class _Modules:
 
 
 def _file_of(pid: int, mapping: Mapping) -> tuple[Path, os.stat_result] | None:
-    """Return a path of a mapping's file and the file's status, or None if no path leads to the file."""
+    """Return a path that leads to a mapping's file, and the file's status, or None if no path does."""
     plain = () if mapping.deleted else (Path(root_of(pid) + mapping.path),)
     for path in (*plain, *held_files(mapping, pid)):
         with contextlib.suppress(OSError):
@@ -409,13 +409,13 @@ def _shows(look: _Look, image: ProcessImage) -> bool:
 
 
 def _memory_of(pid: int, mapping: Mapping) -> bytes:
-    """Return the vDSO image that a process maps; raise OSError if the process is gone."""
+    """Return the vDSO image that a process maps; raise OSError if the process has ended."""
     with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
         return os.pread(memory.fileno(), min(mapping.end - mapping.start, _VDSO_MAX), mapping.start)
 
 
 def _look_at(pid: int) -> _Look | None:
-    """Return a snapshot of a process, or None if it is gone or may not be inspected."""
+    """Return a snapshot of a process, or None if it has ended or may not be inspected."""
     from dprobes.target.process_maps import command_name, mappings_of
 
     try:
@@ -426,7 +426,7 @@ def _look_at(pid: int) -> _Look | None:
 
 
 def _start_of(pid: int) -> int:
-    """Return the start time of a process in clock ticks since boot; see proc(5), field 22 of ``stat``."""
+    """Return the start time of a process in clock ticks since boot (proc(5), field 22 of ``stat``)."""
     fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     return int(fields[19])
 

@@ -1,8 +1,8 @@
 """
-Readable names of Rust's and C++'s functions, from the names that compilers give linkers.
+Readable names of Rust's and C++'s functions, from the names that compilers pass to linkers.
 
-Those of Rust have two forms: that of C++ with a hash as its last part, ``_ZN4core3fmt5write17h0123456789abcdefE``, and
-the one of RFC 2603, ``_RNvNtCs1234_4core3fmt5write``. Hashes, which distinguish builds and crates, are left out.
+A Rust name has one of two forms: that of C++ with a hash as its last part, ``_ZN4core3fmt5write17h0123456789abcdefE``,
+or that of RFC 2603, ``_RNvNtCs1234_4core3fmt5write``. Hashes, which distinguish builds and crates, are left out.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ESCAPES = {"SP": "@", "BP": "*", "RF": "&", "LT": "<", "GT": ">", "LP": "(", "R
 _ESCAPE = re.compile(r"\$(\w{1,8})\$")
 
 _RESULT_MAX = 4096
-"""Maximum length of a name in characters; repeated references can make a name of any length."""
+"""Maximum length of a name in characters. Repeated references can make a name of any length."""
 _DEPTH_MAX = 200
 _STEPS_MAX = 10_000
 
@@ -125,12 +125,12 @@ class _Reader:
         """
         Parse an optional number after ``letter``, such as a disambiguator.
 
-        Return it plus one, 0 if it is missing.
+        Return the number plus one, or 0 if it is missing.
         """
         return self._number() + 1 if self._takes(letter) else 0
 
     def _identifier(self) -> tuple[str, int]:
-        """Parse an identifier; return it with its disambiguator, a number that tells equal names apart."""
+        """Parse an identifier. Return it with its disambiguator, a number that distinguishes equal names."""
         number = self._optional("s")
         return self._undistinguished(), number
 
@@ -342,11 +342,11 @@ class _Reader:
 _LIBRARIES = ("libstdc++.so.6", "libc++abi.so.1")
 _SYMBOL_MAX = 4096
 _NAME_MAX = 4096
-"""Maximum length in characters of a name that is shown; names with templates can be longer, and hard to read."""
+"""Maximum length in characters of a name that is shown. Names with templates can be longer."""
 
 
 class Demangler:
-    """Readable names of symbols; the C++ library is loaded for the first C++ name."""
+    """Readable names of symbols. The C++ library is loaded when the first C++ name is demangled."""
 
     def __init__(self) -> None:
         self._cpp: Callable[[str], str | None] | None = None
@@ -370,7 +370,7 @@ class Demangler:
 
 
 def _library() -> Callable[[str], str | None]:
-    """Return the demangler of this machine's C++ library; it returns None for a name that is not of C++."""
+    """Return the demangler of this machine's C++ library. The demangler returns None for a name that is not of C++."""
     import ctypes
 
     for name in _LIBRARIES:
@@ -406,16 +406,17 @@ def _library() -> Callable[[str], str | None]:
 _MANGLED = ("_Z", "_R")
 _NEAR = 3
 _PARTLY = 6
-"""The first rank of names of which scopes or arguments of templates were left out."""
+"""The first rank of names without some scopes or template arguments."""
 _NEAR_MAX = 200_000
 """Maximum number of mangled names of a file that are searched for a similar name."""
 
 
 class ReadableName(NamedTuple):
     """
-    A linker name and its readable name.
+    Linker name and its readable name.
 
-    ``rank`` is lower the more of it was written: -1 is all, as a demangler writes it, and 0 all except for white space.
+    ``rank`` is lower if more of the name was written. It is -1 for the complete name as a demangler writes it, and 0
+    for the complete name with other white space.
     """
 
     rank: int
@@ -436,7 +437,7 @@ class _Parts(NamedTuple):
 
 
 def find_readable(names: Iterable[str], written: str) -> list[ReadableName]:
-    """Return the names that match ``written`` with the best rank, each once; empty if none matches."""
+    """Return the names that match ``written`` with the best rank, each once. The list is empty if none matches."""
     wanted = readable_parts(_normal(written))
     word = _significant(readable_parts(written.strip()).path or wanted.path)
     if word is None:
@@ -479,12 +480,12 @@ def _normal(name: str) -> str:
 
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _UNNAMED = re.compile(r"\{[^{}]*\}|\([^()]*\)")
-"""Entities that have no name in the source, and parameters; linker names spell them differently."""
+"""Entities that have no name in the source, and parameters. Linker names spell them differently."""
 _ABBREVIATED = frozenset(
     ("std", "allocator", "basic_string", "string", "basic_istream", "istream", "basic_ostream", "ostream",
      "basic_iostream", "iostream")
 )  # fmt: skip
-"""Words that may be missing in a linker name: the Itanium ABI has abbreviations for them (5.1.10, "Compression")."""
+"""Words that may be missing in a linker name, because the Itanium ABI abbreviates them (5.1.10, "Compression")."""
 
 
 def _significant(path: str) -> str | None:
@@ -580,7 +581,7 @@ _OPERATOR = re.compile(
 
 
 def _behind_operator(name: str, start: int) -> int:
-    """Return the position in ``name`` after ``operator`` at ``start`` and its symbol, such as ``()``, or its type."""
+    """Return the position after ``operator`` at ``start`` and its symbol, such as ``()``, or its type."""
     match = _OPERATOR.match(name, start)
     return match.end() if match is not None else start + len("operator")
 

@@ -2,17 +2,15 @@ r"""
 USDT probes: places that <sys/sdt.h> marks in a program's code, from the notes of its file.
 
 A note of the type 3 and the owner ``stapsdt`` in the section ``.note.stapsdt`` describes one place (SystemTap's wiki
-page "UserSpaceProbeImplementation"):
-
-::
+page "UserSpaceProbeImplementation")::
 
     word  the address of the place, a nop
     word  the address of the section .stapsdt.base when the file was linked
     word  the address of the probe's semaphore, 0 if it has none: 16 bits that count the users of the probe
     provider \0 name \0 arguments \0
 
-A tool that moves a file's sections later (prelink) changes the address of ``.stapsdt.base`` in its header, and not the
-notes: the difference must be added to the addresses. The semaphore is in its own section, ``.probes``.
+A tool that moves a file's sections later (prelink) changes the address of ``.stapsdt.base`` in its header, but not the
+notes. So the difference must be added to the addresses. The semaphore is in its own section, ``.probes``.
 """
 
 from __future__ import annotations
@@ -53,10 +51,10 @@ _NEAR = 3
 
 class UsdtSite(NamedTuple):
     """
-    A place of a USDT probe in a file, by its ``stapsdt`` note.
+    Place of a USDT probe in a file, from its ``stapsdt`` note.
 
-    ``address`` is its link address, ``offset`` its file offset, None if the file has no code there. ``semaphore`` is
-    the link address of the probe's semaphore, 0 without one, and ``counter`` the file offset of that, 0 if it is not in
+    ``address`` is its link address. ``offset`` is its file offset, or None if the file has no code there. ``semaphore``
+    is the link address of the probe's semaphore, or 0. ``counter`` is the semaphore's file offset, or 0 if it is not in
     the file. ``described`` is the note's text about the arguments.
     """
 
@@ -76,7 +74,7 @@ class UsdtSite(NamedTuple):
 
 
 def usdt_sites(elf: ElfFile) -> tuple[UsdtSite, ...]:
-    """Return the places of a file's USDT probes in the order of its notes; a malformed note is skipped."""
+    """Return the places of a file's USDT probes in the order of its notes. Malformed notes are skipped."""
     return _sites_of(elf)
 
 
@@ -136,7 +134,7 @@ def guarded_site(elf: ElfFile, offset: int) -> UsdtSite | None:
 
 
 def matching_sites(elf: ElfFile, provider: str, name: str) -> list[UsdtSite]:
-    """Return the sites whose provider and name are these, or match them as shell patterns."""
+    """Return the sites whose provider and name are equal to these, or match them as shell patterns."""
     providers, names = (compile_glob(text).match if is_pattern(text) else text.__eq__ for text in (provider, name))
     return [site for site in usdt_sites(elf) if providers(site.provider) and names(site.name)]
 

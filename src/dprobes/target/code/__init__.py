@@ -1,1 +1,1 @@
-"""Machine code of modules: instructions, the ones that may carry a probepoint, and the exits of functions."""
+"""Machine code of modules: instructions, possible places of probepoints, and the exits of functions."""

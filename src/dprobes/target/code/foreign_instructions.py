@@ -1,9 +1,9 @@
 """
 Instructions of processors other than x86: length, disassembly, and effect.
 
-The length follows from the first bytes of an instruction, by rules that no extension of the processor changes, so it is
-certain. The disassembly is capstone's, if that is installed and decodes the instruction; else it is the bytes in
-hexadecimal.
+The length follows from the first bytes of an instruction by rules that no extension of the processor changes, so it is
+certain. The disassembly is capstone's if capstone is installed and can decode the instruction; otherwise it is the
+bytes in hexadecimal.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class ForeignText(NamedTuple):
 
 class _Machine(NamedTuple):
     """
-    A processor: the length of an instruction by its first bytes, and capstone's names for the processor.
+    Processor with the rule for the length of its instructions, and its names in capstone.
 
-    ``unit`` is the alignment of instructions in bytes; their lengths are multiples of it.
+    The length is a function of the first bytes of an instruction. ``unit`` is the alignment of instructions in bytes.
     """
 
     length: Callable[[bytes], int]
@@ -93,8 +93,8 @@ def instruction_length(machine: str, data: bytes, address: int) -> int | None:
     """
     Return the length in bytes of the instruction at the start of ``data``.
 
-    Return None if ``address`` is not aligned, if ``data`` ends before the instruction does, or if its bytes are zeros,
-    which are not an instruction of any of these processors.
+    Return None if ``address`` is not aligned, if ``data`` ends before the instruction does, or if the bytes are zeros,
+    which no processor here has as an instruction.
     """
     known = _MACHINES[machine]
     if len(data) < known.unit or address % known.unit:
@@ -119,7 +119,11 @@ def instruction_text(machine: str, raw: bytes, address: int) -> ForeignText:
 
 @cache
 def disassembler(machine: str) -> Any:
-    """Return capstone's disassembler for a processor (``ElfFile.machine``); ``TargetError`` if capstone is missing."""
+    """
+    Return capstone's disassembler for a processor (``ElfFile.machine``).
+
+    Raise ``TargetError`` if capstone is missing.
+    """
     try:
         capstone = importlib.import_module("capstone")
     except ImportError:
@@ -135,9 +139,9 @@ def disassembler(machine: str) -> Any:
 
 class Sum(NamedTuple):
     """
-    The assignment of ``base`` plus ``addend`` to ``register``.
+    Assignment of ``base`` plus ``addend`` to a register.
 
-    The base "" stands for 0; the register "" discards the result.
+    An empty ``base`` is 0; an empty ``register`` discards the result.
     """
 
     register: str
@@ -146,7 +150,11 @@ class Sum(NamedTuple):
 
 
 class Store(NamedTuple):
-    """A store of the ``size`` lowest bytes of ``register``, or of 0 if it is "", at ``base`` plus ``displacement``."""
+    """
+    Store of the ``size`` lowest bytes of ``register`` at ``base`` plus ``displacement``.
+
+    An empty ``register`` is 0.
+    """
 
     register: str
     base: str
@@ -155,11 +163,7 @@ class Store(NamedTuple):
 
 
 class Load(NamedTuple):
-    """
-    A load of a register from ``size`` bytes at ``base`` plus ``displacement``.
-
-    The register "" discards the result.
-    """
+    """Load of ``size`` bytes at ``base`` plus ``displacement``. An empty ``register`` discards the result."""
 
     register: str
     base: str
@@ -169,7 +173,7 @@ class Load(NamedTuple):
 
 
 class Effect(NamedTuple):
-    """The effect of an instruction that does not branch; all sums and addresses use the values before it."""
+    """Effect of an instruction that does not branch. All sums and addresses use the values of registers before it."""
 
     sums: Sequence[Sum] = ()
     stores: Sequence[Store] = ()
@@ -204,7 +208,7 @@ def _or_stack(number: int) -> str:
 
 
 def aarch64_effect(raw: bytes, address: int) -> Effect | None:
-    """Return the effect of the instruction ``raw`` at an address, or None if it is not supported."""
+    """Return the effect of an AArch64 instruction, or None if it is not supported."""
     word = int.from_bytes(raw, "little")
     if word == _AARCH64_NOP:
         return NOTHING
@@ -235,7 +239,7 @@ def _sum(word: int, address: int) -> Sum | None:
 
 
 def _pair(word: int) -> Effect | None:
-    """Return the effect of stp or ldp of two 64-bit registers, with or without writeback; None for others."""
+    """Return the effect of stp or ldp of two 64-bit registers, with or without writeback, or None for others."""
     if word & 0xFE00_0000 != 0xA800_0000 or not (kind := word >> 23 & 3):
         return None
     first, second, number = word & 31, word >> 10 & 31, word >> 5 & 31
@@ -254,7 +258,7 @@ def _pair(word: int) -> Effect | None:
 
 
 def _single(word: int) -> Effect | None:
-    """Return the effect of str or ldr, with an unsigned offset, or of 64 bits with writeback; None for others."""
+    """Return the effect of str or ldr, with an unsigned offset, or of 64 bits with writeback, or None for others."""
     register, number = word & 31, word >> 5 & 31
     base = _or_stack(number)
     if word & 0xBF80_0000 == 0xB900_0000:
@@ -278,7 +282,7 @@ _POWER_NOP = 0x6000_0000  # ori r0, r0, 0
 
 
 def power_effect(raw: bytes, word_size: int) -> Effect | None:
-    """Return the effect of the instruction ``raw`` for words of ``word_size`` bytes, or None if it is not supported."""
+    """Return the effect of a PowerPC instruction for words of ``word_size`` bytes, or None if it is not supported."""
     word = int.from_bytes(raw, "big")
     if word == _POWER_NOP:
         return NOTHING
@@ -340,7 +344,7 @@ def _gathered(word: int, *places: tuple[int, int, int]) -> int:
 
 
 def riscv_effect(raw: bytes, address: int) -> Effect | None:
-    """Return the effect of the instruction ``raw`` at an address, or None if it is not supported."""
+    """Return the effect of a RISC-V instruction, or None if it is not supported."""
     word = int.from_bytes(raw, "little")
     match word & 3:
         case 3:
@@ -423,7 +427,7 @@ def _of_quadrant_2(word: int) -> Effect | None:
 
 
 def zseries_effect(raw: bytes, address: int) -> Effect | None:
-    """Return the effect of the instruction ``raw`` at an address, in 64-bit addressing mode; None if not supported."""
+    """Return the effect of an s390x instruction in 64-bit addressing mode, or None if it is not supported."""
     word = int.from_bytes(raw, "big")
     match len(raw):
         case 2:
@@ -450,7 +454,7 @@ def _of_four(word: int) -> Effect | None:
 
 
 def _base(index: int, base: int) -> str | None:
-    """Return the only register of an address, "" if it has none, or None if it has both index and base."""
+    """Return the only register of an address, "" for an address without registers, or None if it has two."""
     index, base = index & 15, base & 15
     if index and base:
         return None
@@ -483,7 +487,7 @@ def _of_six(word: int, address: int) -> Effect | None:
 
 
 class Mode(NamedTuple):
-    """A processor mode in which ``effect_of`` is correct: ``register & mask == value``."""
+    """Mode of a processor in which ``effect_of`` is correct. The processor is in it if ``register & mask == value``."""
 
     register: str
     mask: int
@@ -501,7 +505,7 @@ MODES = {
 
 
 def effect_of(machine: str, raw: bytes, address: int) -> Effect | None:
-    """Return the effect of the instruction ``raw`` of a processor at an address, or None if it is not supported."""
+    """Return the effect of an instruction, or None if it is not supported."""
     match machine:
         case "aarch64":
             return aarch64_effect(raw, address)

@@ -1,9 +1,10 @@
 """
-The exits of a function: its return instructions, and the jumps that may be tail calls.
+Exits of a function: its return instructions, and the jumps that may be tail calls.
 
-A function is its symbol's range, or that of its frame description, and the cold parts that the compiler moved
-elsewhere. A jump out of the function with only the return address on the stack is a tail call. The unwind table
-describes the stack at the jump. Cases that cannot be decided are errors: a missed return would be worse than no probe.
+The code of a function is the range of its symbol or frame description, and the cold parts that the compiler moved
+elsewhere. A jump out of the function is a tail call if only the return address is on the stack; the unwind table
+describes the stack there. Cases that cannot be decided are errors, because a missed return would be worse than no
+probe.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ __all__ = ["CallFrames", "Exit", "ExitKind", "Exits", "function_exits"]
 
 
 class CallFrames:
-    """The call frames of one file, from its unwind table; malformed entries count as missing."""
+    """Call frames of one file, from its unwind table. Malformed entries count as missing."""
 
     def __init__(self, elf: ElfFile) -> None:
         self._elf = elf
@@ -62,7 +63,7 @@ class CallFrames:
 
 
 class ExitKind(Enum):
-    """The way in which control leaves a function: by a return, or by a jump out of it."""
+    """Way in which control leaves a function: a return, or a jump out of it."""
 
     RETURN = "return"
     JUMP = "jump"
@@ -70,7 +71,7 @@ class ExitKind(Enum):
 
 
 class Exit(NamedTuple):
-    """An instruction that leaves a function; ``address`` is its link address and ``offset`` its file offset."""
+    """Instruction that leaves a function, with its link address and its file offset."""
 
     kind: ExitKind
     address: int
@@ -80,10 +81,11 @@ class Exit(NamedTuple):
 
 class Exits(NamedTuple):
     """
-    The exits of a function, and the ranges of link addresses (end excluded) of its code.
+    Exits of a function, and the ranges of link addresses (end excluded) of its code.
 
-    ``goes_back`` is true if the function jumps to its first instruction, which is then executed without a call.
-    ``are_known`` is False for processors whose functions return through a register: their exits are found at run time.
+    ``goes_back`` is True if the function jumps to its first instruction, which is then executed without a call.
+    ``are_known`` is False for processors on which functions return through a register: their exits are found at run
+    time.
     """
 
     exits: tuple[Exit, ...]
@@ -99,9 +101,9 @@ class Exits(NamedTuple):
 
 def function_exits(module: Module, frames: CallFrames, address: int, size: int) -> Exits:
     """
-    Return the exits of the function at a link address; ``size`` is that of its symbol, or 0.
+    Return the exits of the function at a link address. ``size`` is the size of its symbol in bytes, or 0.
 
-    Raise ``TargetError``, whose message is a clause with the subject "it", if they cannot be determined.
+    If they cannot be determined, raise ``TargetError`` with a clause whose subject is "it".
     """
     end = address + size
     if not is_x86(module):
@@ -186,7 +188,11 @@ class _Search:
         return any(start <= address < end for start, end in self.ranges)
 
     def _follow(self, instruction: Instruction, offset: int, raw: bytes) -> tuple[int, int] | None:
-        """Record a jump that may leave the function; return the range of a separate part that it leads to, or None."""
+        """
+        Record a jump if it may leave the function.
+
+        If it leads to a separate part of the function, return the part's range.
+        """
         target = self._target(instruction)
         if target is not None and self._contains(target):
             return None
@@ -202,7 +208,7 @@ class _Search:
         return None if target is None else self._unnamed_part(target)
 
     def _cold_part(self, target: int) -> tuple[int, int] | None:
-        """Return the range of this function's cold part if it contains ``target``, else None."""
+        """Return the range of this function's cold part that contains ``target``, or None if there is none."""
         symbols = self.module.symbols
         part, own = symbols.covering(target), symbols.names_at(self.start)
         if part is None or not part.size or ".cold" not in part.name or part.name.partition(".cold")[0] not in own:

@@ -1,8 +1,8 @@
 """
-The instructions of a module: decoding, boundaries, and the places that may carry a probepoint.
+Instructions of a module: decoding, boundaries, and possible places of probepoints.
 
-Instructions of x86 are decoded by iced-x86, those of other processors by ``foreign_instructions``. This module works on
-the file, never on a running process.
+Instructions of x86 are decoded by iced-x86, others by ``foreign_instructions``. This module works on the file, never on
+a running process.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ _PACKAGE = "iced_x86"
 _MACHINE_CODE = f"{_PACKAGE}._iced_x86_py"
 
 _MEMORY = 16 << 20
-"""Memory in bytes that is checked before the import; the decoder's library and its tables take 13 MiB."""
+"""Memory in bytes that must be free before the import. The decoder's library and its tables take 13 MiB."""
 
 
 def prepare_decoder() -> None:
     """
     Make ``from iced_x86 import ...`` import only the given names.
 
-    Raise ``MemoryError`` if there is too little memory for the decoder: its Rust code would abort the process.
+    Raise ``MemoryError`` if there is too little memory, because the decoder's Rust code would abort the process.
     """
     if _PACKAGE in sys.modules:
         return
@@ -132,10 +132,10 @@ _UNPROBEABLE = {
 
 class DecodedInstruction(NamedTuple):
     """
-    An instruction; ``address`` is its link address and ``offset`` its file offset.
+    Instruction of a module, with its link address and file offset.
 
-    ``text`` is in lower case, that of x86 in Intel syntax; ``opcode_byte`` is the first byte, even if that is a prefix.
-    An invalid instruction has the mnemonic ``(bad)``.
+    ``text`` is in lower case, for x86 in Intel syntax. ``opcode_byte`` is the first byte, even if that is a prefix. An
+    invalid instruction has the mnemonic ``(bad)``.
     """
 
     address: int
@@ -172,20 +172,21 @@ _ON_BOUNDARY = BoundaryCheck(Boundary.ON_BOUNDARY)
 
 
 def is_x86(module: Module) -> bool:
-    """Return whether a module is for i386 or x86-64; raise ``TargetError`` if its processor is not supported."""
+    """Return True if a module is for i386 or x86-64; raise ``TargetError`` if its processor is not supported."""
     return _bits(module) is not None
 
 
 def decode_at(module: Module, file_offset: int) -> DecodedInstruction:
-    """Return the instruction whose first byte is at ``file_offset``, assuming that one starts there."""
+    """Decode the instruction at a file offset, assuming that an instruction starts there."""
     return next(first_instructions(module, (file_offset,)))
 
 
 def first_instructions(module: Module, file_offsets: Iterable[int]) -> Iterator[DecodedInstruction]:
     """
-    Iterate over the instructions at ``file_offsets``, assuming that one starts at each.
+    Iterate over the instructions at file offsets, assuming that an instruction starts at each.
 
-    The function is fast for thousands of offsets. The iteration raises ``TargetError`` for an offset outside of code.
+    This takes little time even for thousands of offsets. The iteration raises ``TargetError`` for an offset outside of
+    code.
     """
     bits = _bits(module)
     if bits is None:
@@ -205,7 +206,7 @@ def first_instructions(module: Module, file_offsets: Iterable[int]) -> Iterator[
 
 
 def decode(data: bytes, bits: int, address: int, offset: int = 0) -> Iterator[DecodedInstruction]:
-    """Iterate over the instructions in ``data``; the first one has the given address and file offset."""
+    """Iterate over the instructions in ``data``. ``address`` and ``offset`` belong to the first one."""
     prepare_decoder()
     from iced_x86 import Decoder
 
@@ -270,7 +271,7 @@ def check_boundary(module: Module, file_offset: int) -> BoundaryCheck:
 
 
 def disassemble(module: Module, start_offset: int, count: int) -> list[DecodedInstruction]:
-    """Return up to ``count`` instructions from ``start_offset`` on; fewer where the code ends."""
+    """Return ``count`` instructions from a file offset on, or fewer if the code ends before."""
     found = []
     if count > 0:
         for decoded in _decode(module, start_offset):
@@ -282,9 +283,10 @@ def disassemble(module: Module, start_offset: int, count: int) -> list[DecodedIn
 
 def disassemble_around(module: Module, file_offset: int, before: int, after: int) -> list[DecodedInstruction]:
     """
-    Return the instruction that contains ``file_offset``, with up to ``before`` and ``after`` others around it.
+    Return the instruction that contains ``file_offset``, and the instructions around it.
 
-    The instructions before it are in the same function; if no function is known, the first one is at ``file_offset``.
+    There are up to ``before`` instructions before it, from the same function, and up to ``after`` after it. If no
+    function is known, the first instruction is the one at ``file_offset``.
     """
     function = _function_around(module, file_offset)
     preceding = [] if function is None else function.starts_before(file_offset) or []
@@ -305,7 +307,7 @@ def unprobeable(decoded: DecodedInstruction) -> str | None:
 
 
 def _function_around(module: Module, file_offset: int) -> FunctionCode | None:
-    """Return the instructions of the function that covers a file offset, or None if no function is known there."""
+    """Return the code of the function that covers a file offset, or None if no function is known there."""
     _bits(module)
     _code_end(module, file_offset)
     start = module.function_start(file_offset)
@@ -428,7 +430,11 @@ def _instructions(module: Module, start_offset: int) -> Iterator[tuple[Instructi
 
 
 def _bits(module: Module) -> int | None:
-    """Return the mode of x86, None for a processor of ``foreign_instructions``; raise ``TargetError`` for others."""
+    """
+    Return the mode of x86, or None for a processor of ``foreign_instructions``.
+
+    Raise ``TargetError`` for any other processor.
+    """
     machine = module.elf.machine
     bits = _BITS.get(machine)
     if bits is not None:
@@ -460,7 +466,11 @@ class ProbedInstruction(NamedTuple):
 
 
 def instruction_at(module: Module, offset: int) -> ProbedInstruction:
-    """Return the instruction at a file offset; raise ``TargetError`` if no instruction can start there."""
+    """
+    Return the instruction at a file offset, at which a probepoint is wanted.
+
+    Raise ``TargetError`` if no instruction can start there.
+    """
     if not module.elf.is_executable_offset(offset):
         raise _not_code(module, offset)
     if not module.is_known_code(offset):

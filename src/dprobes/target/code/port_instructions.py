@@ -1,8 +1,8 @@
 """
-The port instructions of x86 (``in``, ``out``, ``ins``, ``outs``) in code: their ports, widths and directions.
+Port instructions of x86 (``in``, ``out``, ``ins``, ``outs``) in code: their ports, widths and directions.
 
-The only source of an instruction's port is its immediate or the register ``dx``. Code is decoded from the start of each
-function, because a byte that looks like a port instruction is usually a part of another one.
+The port is an immediate operand or in the register ``dx``. Code is decoded from the start of each function, because a
+byte that looks like a port instruction is usually a part of another instruction.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ _STRINGS = {
     "INSB_M8_DX": (False, 1), "INSW_M16_DX": (False, 2), "INSD_M32_DX": (False, 4),
     "OUTSB_DX_M8": (True, 1), "OUTSW_DX_M16": (True, 2), "OUTSD_DX_M32": (True, 4),
 }  # fmt: skip
-"""String instructions as iced-x86 names them: whether each writes to its port, and the bytes that it transfers."""
+"""String instructions by their names in iced-x86: True if the instruction is an output, and its width in bytes."""
 
 
 class PortAccess(NamedTuple):
     """
-    The access of a port instruction, which transfers ``width`` bytes; ``port`` None: the port is in ``dx``.
+    Access of a port instruction, which transfers ``width`` bytes.
 
-    ``count_size`` is the size in bytes of the register with the number of repetitions (``cx``, ``ecx``, ``rcx``); 0 for
-    an instruction that is not repeated.
+    If ``port`` is None, the register ``dx`` has the port. ``count_size`` is the size in bytes of the register that
+    counts repetitions (``cx``, ``ecx``, ``rcx``), or 0 for an instruction without repetition.
     """
 
     is_output: bool
@@ -52,13 +52,17 @@ class PortAccess(NamedTuple):
 
 
 class PortRange(NamedTuple):
-    """The I/O ports from ``first`` to ``last``; an access touches them if one of its bytes is at one of them."""
+    """
+    I/O ports from ``first`` to ``last`` (included).
+
+    An access touches them if one of its bytes is at one of these ports.
+    """
 
     first: int
     last: int
 
     def may_be_touched(self, access: PortAccess) -> bool:
-        """Return whether an access can touch the ports; False only for an immediate port elsewhere."""
+        """Return False if the access has an immediate port elsewhere, so that it cannot touch the ports."""
         return access.port is None or access.port in self.ports_of(access.width)
 
     def ports_of(self, width: int) -> range:
@@ -68,9 +72,9 @@ class PortRange(NamedTuple):
 
 def port_accesses(code: bytes, bits: int, address: int) -> Iterator[tuple[int, bytes, PortAccess]]:
     """
-    Iterate over the port instructions in code that begins with an instruction: position, bytes and access of each.
+    Iterate over the port instructions in code: position, bytes and access of each.
 
-    ``bits`` is the mode of the processor, 32 or 64; ``address`` is that of the code.
+    The code must begin with an instruction, and is at ``address``. ``bits`` is the mode of the processor, 32 or 64.
     """
     if _OPCODES.search(code) is None:
         return
@@ -108,7 +112,7 @@ def _access(instruction: Instruction, is_output: bool, width: int, is_immediate:
 
 
 def _count_size(instruction: Instruction) -> int:
-    """Return the size in bytes of the count of a repeated string instruction, which is that of its addresses."""
+    """Return the size in bytes of a string instruction's count, which is its address size."""
     from iced_x86 import OpKind
 
     sizes = {

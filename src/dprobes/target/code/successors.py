@@ -1,8 +1,9 @@
 """
-The possible values of the program counter after one instruction, for machines without a single step.
+Possible values of the program counter after one instruction, for machines without a single step.
 
-Branches are recognised by the instruction formats of each processor; any other instruction is followed by the next one.
-A conditional branch has two successors: its target, and the next instruction. Registers have the names of ``arch``.
+Branches are recognised by the instruction formats of each processor. A conditional branch has two successors, its
+target and the next instruction; any other instruction that is not a branch has only the next one. Registers have the
+names of ``arch``.
 """
 
 from __future__ import annotations
@@ -108,7 +109,11 @@ def _of_riscv(word: int, pc: int, after: int, register: Callable[[str], int]) ->
 
 
 def _gathered(word: int, parts: Sequence[tuple[int, int]]) -> int:
-    """Return a number whose bits are scattered over a word; ``parts`` are bits of the word and of the number."""
+    """
+    Return a number whose bits are scattered over a word.
+
+    ``parts`` has pairs of bit positions, in word and number.
+    """
     return sum((word >> there & 1) << here for there, here in parts)
 
 

@@ -1,13 +1,13 @@
 """
-The treatment of an x86 instruction by the kernel's uprobes: emulated, stepped out of line, refused, or broken.
+Treatment of an x86 instruction by the kernel's uprobes: emulated, stepped out of line, refused, or broken.
 
-The kernel cannot execute an instruction that a uprobe's breakpoint replaces. It emulates a few, and single-steps a copy
-of the others out of line (XOL), which takes a debug exception and about twenty times as long. The kernel checks opcode
-bytes alone, and so mistakes some vector instructions for jumps. The tables follow ``uprobe_init_insn``,
+The kernel cannot execute an instruction that a uprobe's breakpoint replaces. It emulates a few instructions. For others
+it single-steps a copy out of line (XOL), which takes a debug exception and about twenty times as long. The kernel
+checks only opcode bytes, and so mistakes some vector instructions for jumps. The tables follow ``uprobe_init_insn``,
 ``branch_setup_xol_ops``, ``push_setup_xol_ops`` and ``arch_uprobe_analyze_insn`` in ``arch/x86/kernel/uprobes.c``.
 
-``tests/integration/ebpf/test_uprobe_sites.py`` compares them with the running kernel; they were made with 6.18. Where
-kernels differ, the result is the one that is safe for all.
+The tables were made with Linux 6.18. ``tests/integration/ebpf/test_uprobe_sites.py`` compares them with the running
+kernel. Where kernels differ, the result is the one that is safe for all.
 
 The functions are pure: they depend on bytes only.
 """
@@ -45,9 +45,9 @@ __all__ = [
 
 def may_fault(raw: bytes, bits: int) -> bool:
     """
-    Return whether the instruction ``raw`` in code of 32 or 64 ``bits`` can raise a fault that causes a signal.
+    Return False if the instruction ``raw`` cannot raise a fault that causes a signal.
 
-    False is certain. True may be wrong: for example, every vector instruction counts as one that can.
+    True means that it may. For example, every vector instruction counts as one that may fault. ``bits`` is 32 or 64.
     """
     from iced_x86 import Decoder
 
@@ -90,7 +90,7 @@ class UprobeClass(Enum):
 
 
 def _opcodes(text: str) -> frozenset[int]:
-    """Return the bytes that ``text`` lists: hexadecimal numbers and ranges of them."""
+    """Return the bytes in a list of hexadecimal numbers and ranges."""
     found: set[int] = set()
     for part in text.split():
         first, _, last = part.partition("-")
@@ -134,10 +134,10 @@ _TAKEN_FOR_NOP = "the kernel mistakes it for a nop and does not execute it"
 
 _STEPPED_FOR_EVER = "the kernel steps it for ever in a process that may not use the state of AMX"
 """
-Problem with instructions that use the state of AMX in a process without permission for it.
+Problem with an instruction that uses the state of AMX in a process without permission for AMX.
 
-Their fault (#NM) becomes a signal without a ``trap_nr`` (``handle_xfd_event`` in ``arch/x86/kernel/traps.c``), and
-``arch_uprobe_xol_was_trapped`` needs that to detect that the step has failed.
+Its fault (#NM) becomes a signal without a ``trap_nr`` (``handle_xfd_event`` in ``arch/x86/kernel/traps.c``). Without
+this number, ``arch_uprobe_xol_was_trapped`` does not detect that the step has failed.
 """
 
 _UNKNOWN_FORM = "not every kernel can decode it"
@@ -145,10 +145,11 @@ _UNKNOWN_FORM = "not every kernel can decode it"
 
 class _Parsed(NamedTuple):
     """
-    The parts of an instruction that the kernel checks.
+    Parts of an instruction that the kernel checks.
 
-    ``map`` is 0 for one-byte opcodes, else the bytes 0f, 0f 38 and 0f 3a as a number. With a VEX or EVEX prefix, which
-    has the map as ``vector_map``, it is 0 as well: the kernel looks the opcode up as if it were one byte.
+    ``map`` is 0 for one-byte opcodes, otherwise the escape bytes (0f, 0f 38, 0f 3a) as a number. For an instruction
+    with a VEX or EVEX prefix it is 0, because the kernel treats its opcode as a one-byte opcode; ``vector_map`` is then
+    the map in the prefix.
     """
 
     prefixes: bytes
@@ -180,9 +181,10 @@ def uprobe_class(raw: bytes, bits: int) -> UprobeClass:
 
 def refusal(decoded: DecodedInstruction, bits: int, *, at_entry: bool = False) -> str | None:
     """
-    Return the reason why a uprobe cannot be placed at an instruction, a clause with the subject "it"; None if it can.
+    Return the reason why a uprobe cannot be placed at an instruction, or None if it can.
 
-    ``at_entry`` is true for the first instruction of a function, where the red zone is not in use yet.
+    The reason is a clause with the subject "it". ``at_entry`` is True for the first instruction of a function, where
+    the red zone is not in use.
     """
     if (reason := unprobeable(decoded)) is not None:
         return reason
@@ -197,7 +199,7 @@ def refusal(decoded: DecodedInstruction, bits: int, *, at_entry: bool = False) -
 
 def is_replaced_by_call(raw: bytes, bits: int) -> bool:
     """
-    Return whether kernels may replace the instruction by a call after a hit: a nop of five bytes in 64-bit code.
+    Return True if kernels may replace the instruction by a call after a hit: a nop of five bytes in 64-bit code.
 
     The first kernels with such calls overwrite the red zone of the stack (System V ABI, x86-64, 3.2.2). Source:
     ``can_optimize`` and ``arch_uprobe_optimize``.
@@ -223,7 +225,7 @@ def has_no_effect(raw: bytes, bits: int) -> bool:
 
 
 def _parse(raw: bytes, bits: int) -> _Parsed | None:
-    """Parse an instruction; return None if not every kernel can decode its form, or it is cut off."""
+    """Parse an instruction. Return None if it is incomplete, or has a form that some kernels cannot decode."""
     try:
         return _taken_apart(raw, bits)
     except IndexError:
@@ -285,7 +287,7 @@ def _is_branch(parsed: _Parsed) -> bool:
 
 
 def _kernel_mistake(parsed: _Parsed, bits: int) -> str | None:
-    """Return the problem with an instruction for which the kernel accepts a uprobe, or None if there is none."""
+    """Return the problem with an instruction at which the kernel accepts a uprobe, or None if there is none."""
     if parsed.vector_map:
         return _vector_mistake(parsed)
     repeated = 0xF2 in parsed.prefixes or 0xF3 in parsed.prefixes
@@ -358,9 +360,10 @@ _FEW = 8
 @dataclass(frozen=True, slots=True)
 class _Candidate:
     """
-    A uprobe that may be moved: from a function's entry over the instructions at ``boundaries`` to the last of these.
+    Uprobe at a function's entry that may be moved past some of the function's first instructions.
 
-    Addresses are link addresses; ``index`` is the position of its instruction in the request.
+    It may move to the last one of ``boundaries``. Addresses are link addresses. ``index`` is the position of the
+    instruction in the request.
     """
 
     index: int
@@ -371,10 +374,10 @@ class _Candidate:
 
 def cheap_sites(module: Module, instructions: Sequence[DecodedInstruction]) -> list[int]:
     """
-    Return the distance in bytes by which a uprobe at each instruction may move to be emulated instead of stepped.
+    Return, for each instruction, how many bytes forward a uprobe can move to be emulated instead of stepped.
 
-    It is 0 if the uprobe must stay or gains nothing, and if it is not at the first instruction of a function. The
-    function is fast for thousands of instructions.
+    The distance is 0 if the uprobe must stay, if moving gains nothing, or if the instruction is not the first one of a
+    function. This takes little time even for thousands of instructions.
     """
     bits = _BITS.get(module.elf.machine)
     moved = [0] * len(instructions)
@@ -447,10 +450,10 @@ def _near_branch_targets(code: bytes, base: int, wanted: set[int]) -> Iterator[i
 
 def _has_near_branch(code: bytes, target: int) -> bool:
     """
-    Return whether a branch in ``code`` leads to its byte ``target``.
+    Return True if a branch in ``code`` leads to its byte ``target``.
 
-    The upper half of the displacement is the same for all branches in 64 KiB of code, so the search is for its two
-    bytes.
+    In 64 KiB of code, all branches to one target have the same upper half of the displacement. So these two bytes are
+    searched.
     """
     # A displacement at offset p of the code is target - p - 4.
     for upper in range((target - len(code) - 4) >> 16, (target >> 16) + 1):
@@ -494,7 +497,7 @@ def _extent(module: Module, entry: int) -> tuple[int, int] | None:
 
 
 def _indirect_jumps(code: bytes, start: int, bits: int) -> list[tuple[int, bytes]] | None:
-    """Return address and bytes of each indirect jump, or None if there is data between the instructions."""
+    """Return the address and bytes of each indirect jump, or None if there is data between the instructions."""
     from iced_x86 import Decoder, FlowControl
 
     found = []
@@ -509,11 +512,11 @@ def _indirect_jumps(code: bytes, start: int, bits: int) -> list[tuple[int, bytes
 
 def _leads_elsewhere(frames: CallFrames, address: int, raw: bytes, is_marked: bool) -> bool:
     """
-    Return whether an indirect jump cannot lead to the beginning of its function.
+    Return True if an indirect jump cannot lead to the beginning of its function.
 
     At a function's beginning only the return address is on the stack, so a jump with more on the stack cannot lead
-    there. Another jump in a function with a landing mark is a tail call, unless it is a notrack jump, as through jump
-    tables.
+    there. If the function begins with a landing mark, any other indirect jump is a tail call, except a notrack jump,
+    which jump tables use.
     """
     at_entry = frames.is_at_entry(address)
     if at_entry is None:

@@ -1,4 +1,4 @@
-"""Numbers and strings of DWARF and unwind tables: of fixed size, LEB128 (DWARF 5, 7.6), and NUL-terminated."""
+"""Numbers and strings in DWARF and unwind tables: of fixed size, LEB128 (DWARF 5, 7.6), and NUL-terminated."""
 
 from __future__ import annotations
 
@@ -14,10 +14,14 @@ _BITS_MAX = 70
 """Maximum number of bits of a LEB128 number: ten groups of seven bits, for a value of 64 bits."""
 
 _TEXT_MAX = 1 << 16
-"""Maximum size of a name in bytes; those of C++ have some thousands."""
+"""Maximum size of a name in bytes. Names of C++ have some thousands."""
 
 POINTER_SIZES = {0x02: 2, 0x03: 4, 0x04: 8, 0x0A: 2, 0x0B: 4, 0x0C: 8}
-"""Sizes in bytes of encoded pointers (DW_EH_PE_*) by the low four bits of the encoding; 0 and 8 are a word."""
+"""
+Sizes in bytes of encoded pointers (DW_EH_PE_*), by the low four bits of the encoding.
+
+The formats 0 and 8 are words.
+"""
 _WORDS = (0x00, 0x08)
 _SIGNED = 0x08
 
@@ -43,7 +47,7 @@ def unsigned_at(data: FileBytes, position: int) -> tuple[int, int]:
 
 
 def signed_at(data: FileBytes, position: int) -> tuple[int, int]:
-    """Return a signed LEB128 number and the position after it; raise the errors of ``unsigned_at``."""
+    """Return a signed LEB128 number and the position after it. Errors are those of ``unsigned_at``."""
     value = bits = 0
     while bits < _BITS_MAX:
         byte = data[position]
@@ -56,7 +60,11 @@ def signed_at(data: FileBytes, position: int) -> tuple[int, int]:
 
 
 def text_at(data: FileBytes, position: int, end: int) -> tuple[str, int]:
-    """Return the string up to a NUL before ``end``, and the position after the NUL; ValueError if there is none."""
+    """
+    Return the string that ends with a NUL before ``end``, and the position after the NUL.
+
+    Raise ValueError if there is no NUL.
+    """
     stop = data.find(b"\0", position, min(end, position + _TEXT_MAX))
     if stop < 0 or position < 0:
         raise ValueError("a text that does not end")
@@ -65,7 +73,7 @@ def text_at(data: FileBytes, position: int, end: int) -> tuple[str, int]:
 
 class ByteReader:
     """
-    A sequential reader of bytes; IndexError after their end.
+    Sequential reader of bytes, which raises IndexError at their end.
 
     The first byte is at ``address``, to which encoded pointers may be relative.
     """
@@ -84,13 +92,13 @@ class ByteReader:
         return self.position >= len(self._data)
 
     def move(self, distance: int) -> None:
-        """Move by a distance in bytes, forward or back; raise ValueError if the target is outside."""
+        """Move by a distance in bytes, forward or back; raise ValueError if the new position is outside."""
         self.position += distance
         if not 0 <= self.position <= len(self._data):
             raise ValueError("a jump out of an expression")
 
     def skip(self, size: int) -> None:
-        """Skip ``size`` bytes; raise IndexError if fewer are left."""
+        """Skip ``size`` bytes; raise IndexError if fewer remain."""
         self.position += size
         if self.position > len(self._data):
             raise IndexError("it ends too early")
@@ -141,5 +149,5 @@ class ByteReader:
         return value + (place if encoding & 0x10 else 0) & (1 << 8 * word_size) - 1
 
     def rest(self) -> ByteReader:
-        """Return another reader of the bytes after the current position; this one does not move."""
+        """Return a new reader of the bytes after the current position."""
         return ByteReader(self._data[self.position :], self._order, self.address + self.position)

@@ -47,7 +47,7 @@ _ALLOCATED, _COMPRESSED = 2, 0x800
 _ZLIB, _ZSTD = 1, 2
 
 _INFLATED_MAX = 1 << 30
-"""Maximum size in bytes of a decompressed section: ten times those of a large library."""
+"""Maximum size in bytes of a decompressed section, which is ten times the size in a large library."""
 
 _FRAMES_MAX = 256 << 20
 """Maximum size in bytes of a decompressed unwind table: reading one for a call stack delays the records."""
@@ -61,7 +61,7 @@ _STEP = 1 << 16
 
 
 class SectionBytes(NamedTuple):
-    """The contents of a debug section, or of its beginning: bytes ``start`` to ``end`` (excluded) of ``data``."""
+    """Contents of a debug section, or of its beginning: the bytes from ``start`` to ``end`` (excluded) of ``data``."""
 
     data: FileBytes
     start: int
@@ -225,7 +225,7 @@ class _Joined:
         return relocated(self._elf, number, data, self._base) if has_relocations(self._elf, number) else data
 
     def _base(self, number: int) -> int:
-        """Return the address of a section in memory, or else its offset among those of its name."""
+        """Return the address of a section in memory, or its offset among the sections of the same name."""
         section = self._elf.sections[number]
         if section.flags & _ALLOCATED:
             return section.address
@@ -328,7 +328,7 @@ _Row = dict[str, tuple[int, int]]
 
 
 def find_package(program: ElfFile) -> Package | None:
-    """Return the .dwp package beside a program or its separate debug file; None if there is none."""
+    """Return the .dwp package in the directory of a program or its separate debug file, or None if there is none."""
     path = Path(program.path)
     for beside in (path, path.with_suffix("")) if path.suffix == ".debug" else (path,):
         try:
@@ -339,7 +339,7 @@ def find_package(program: ElfFile) -> Package | None:
 
 
 class Package:
-    """A .dwp package; malformed bytes raise ``TargetError`` and nothing else."""
+    """Debug package (.dwp). If its bytes are malformed, only ``TargetError`` is raised."""
 
     def __init__(self, elf: ElfFile) -> None:
         self.elf = elf
@@ -404,7 +404,7 @@ class PackagedPart:
         self._row = row
 
     def source(self, name: str) -> SectionSource:
-        """Return the source of the unit's part of a section, or an empty one if it has none."""
+        """Return the source of the unit's part of a section, which is empty if the unit has none."""
         whole = self.package.section(name)
         if name == _WHOLE:
             return _Present(whole)

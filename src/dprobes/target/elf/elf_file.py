@@ -1,8 +1,8 @@
 """
-The structure of one ELF file: its kind, its load segments, and the mapping of link addresses to file offsets.
+Structure of an ELF file: its kind, its load segments, and the mapping of link addresses to file offsets.
 
-``elf_headers`` reads headers, segments, sections and notes, ``symbol_table`` the tables of symbols in bulk; this module
-only locates them. Malformed bytes raise ``TargetError`` and nothing else. Rules: System V ABI (gABI) chapters 4 and 5.
+``elf_headers`` reads headers, segments, sections and notes; ``symbol_table`` reads symbols. If bytes are malformed,
+only ``TargetError`` is raised. Rules: System V ABI (gABI), chapters 4 and 5.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["CODE_PREFIX", "Dynamic", "ElfFile", "FrameTable", "module_identity"]
 
 _ROWS_MAX = 1 << 22
-"""Maximum number of functions in a table; the largest programs have a million."""
+"""Maximum number of functions in a table. The largest programs have a million."""
 
 _PCREL_SDATA4 = 0x1B
 
@@ -50,21 +50,21 @@ class Image(Protocol):
         """
         Return the bytes at a file offset.
 
-        Raise ``TargetError`` with the name ``what`` if they are not in the file.
+        Raise ``TargetError`` if they are not in the file; ``what`` is their name in the message.
         """
 
     def code_range(self, link_address: int) -> tuple[int, int] | None:
-        """Return start and end of the executable segment around a link address, or None if there is none."""
+        """Return start and end of the executable segment that contains a link address, or None if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class FrameTable:
     """
-    The sorted link addresses at which functions start, and the link address of each function's frame description.
+    Sorted link addresses at which functions start, and the link address of each function's frame description.
 
-    They are in the search table of ``.eh_frame_hdr``, the only list of functions that strip leaves. Programs linked
-    with ``-static`` have no such table; for them ``.eh_frame`` itself is read. A form that linkers do not write counts
-    as no table, because the table is optional everywhere. Rules: Linux Standard Base 5.0, "Exception Frames".
+    The search table of ``.eh_frame_hdr`` has them; no other list of functions is kept by strip. Programs linked with
+    ``-static`` have no search table, so ``.eh_frame`` itself is read. A table in a form that linkers do not write
+    counts as missing, because the table is optional everywhere. Rules: Linux Standard Base 5.0, "Exception Frames".
     """
 
     starts: tuple[int, ...] = ()
@@ -73,9 +73,9 @@ class FrameTable:
     @classmethod
     def of(cls, elf: Image, header: tuple[int, int] | None) -> FrameTable:
         """
-        Return the table of ``elf``; ``header`` is link address and size of ``.eh_frame_hdr``.
+        Return the table of a file. ``header`` is the link address and size of ``.eh_frame_hdr``.
 
-        Return an empty table if the format is not that of linkers.
+        Return an empty table if its format is not that of linkers.
         """
         try:
             if header is None:
@@ -114,7 +114,7 @@ class FrameTable:
         return cls._sorted(rows)
 
     def covering(self, elf: Image, link_address: int) -> int | None:
-        """Return the start of the function whose frame description covers ``link_address``; None without one."""
+        """Return the start of the function whose frame description covers a link address, or None if none does."""
         i = bisect_right(self.starts, link_address) - 1
         code = elf.code_range(link_address)
         if i < 0 or code is None or self.starts[i] < code[0]:
@@ -124,7 +124,7 @@ class FrameTable:
         return start if length is None or link_address < start + length else None
 
     def extent(self, elf: Image, link_address: int) -> tuple[int, int] | None:
-        """Return start and end of the code whose frame description covers ``link_address``, or None if unknown."""
+        """Return start and end of the code whose frame description covers a link address, or None if unknown."""
         i = bisect_right(self.starts, link_address) - 1
         length = self._length(elf, i) if i >= 0 else None
         if length is None or link_address >= self.starts[i] + length:
@@ -132,13 +132,13 @@ class FrameTable:
         return self.starts[i], self.starts[i] + length
 
     def description_of(self, elf: Image, link_address: int) -> int | None:
-        """Return the link address of the frame description that covers ``link_address``, or None if there is none."""
+        """Return the link address of the frame description that covers a link address, or None if none does."""
         if self.extent(elf, link_address) is None:
             return None
         return self.descriptions[bisect_right(self.starts, link_address) - 1]
 
     def _length(self, elf: Image, index: int) -> int | None:
-        """Return a function's length in bytes, or None unless pointers have the usual encoding (pcrel, sdata4)."""
+        """Return a function's length in bytes, or None if pointers have an unusual encoding (not pcrel, sdata4)."""
         description = self.descriptions[index]
         try:
             begin, length = struct.unpack(f"{elf.struct_prefix}iI", elf.read(description + 8, 8))
@@ -148,7 +148,11 @@ class FrameTable:
 
 
 def _pointer_encoding(entry: bytes, elf: Image) -> int | None:
-    """Return the encoding of addresses by a common entry, which begins at its version, or None if it is malformed."""
+    """
+    Return the encoding of addresses in a common entry, or None if it is malformed.
+
+    ``entry`` begins at the version of the common entry.
+    """
     from dprobes.target.elf.byte_reader import ByteReader
     from dprobes.target.unwind.exception_frames import common_entry
 
@@ -159,7 +163,7 @@ def _pointer_encoding(entry: bytes, elf: Image) -> int | None:
 
 
 READ_MAX = 512 << 20
-"""Maximum size in bytes of a table that is read; the symbol tables of the largest programs are half as large."""
+"""Maximum size in bytes of a table that is read. The symbol tables of the largest programs have half of it."""
 
 _NAME_MAX = 4096  # bytes of a path: PATH_MAX
 _DYNAMIC_MAX = 1 << 20
@@ -171,7 +175,7 @@ _DT_NEEDED, _DT_SONAME, _DT_STRTAB, _DT_RPATH, _DT_RUNPATH = 1, 14, 5, 15, 29
 
 class Dynamic(NamedTuple):
     """
-    The dynamic section: each tag's last value, and the names of ``DT_NEEDED`` and ``DT_SONAME``.
+    Dynamic section: the last value of each tag, and the names of ``DT_NEEDED`` and ``DT_SONAME``.
 
     ``run_path`` has the directories of ``DT_RUNPATH``, or else of ``DT_RPATH``, as they are written.
     """
@@ -189,14 +193,14 @@ class Dynamic(NamedTuple):
 
 class ElfFile:
     """
-    An ELF file; made by ``open``.
+    ELF file, created by ``open``.
 
     ``word_size`` is 4 or 8 bytes. ``machine`` is ``x86_64``, ``i386``, ``s390``, ``s390x``, ``ppc``, ``ppc64``,
     ``aarch64``, ``riscv64``, or ``em_`` and the number. ``type`` is ``exec``, ``dyn``, ``rel`` or ``core``.
     ``build_id`` is in hex.
 
-    A *link address* is one in the file's own headers and symbols; the run-time address is that plus the load bias. A
-    relocatable file (``rel``) has no addresses yet: for it a link address is the same number as the file offset.
+    A *link address* is an address in the file's own headers and symbols; adding the load bias gives the run-time
+    address. A relocatable file (``rel``) has no addresses yet: its link addresses are equal to file offsets.
     """
 
     def __init__(self, path: Path, data: Contents, headers: Headers) -> None:
@@ -218,9 +222,9 @@ class ElfFile:
     @classmethod
     def open(cls, path: str | os.PathLike[str], reached: Path | None = None) -> ElfFile:
         """
-        Read the ELF file ``path``; raise ``TargetError`` if it is malformed or cannot be read.
+        Read an ELF file; raise ``TargetError`` if it is malformed or cannot be read.
 
-        ``reached`` is the path to open instead, if ``path`` no longer leads to the file; errors have ``path``.
+        ``reached`` is the path to open if ``path`` no longer leads to the file. Errors contain ``path``.
         """
         path = Path(path)
         return cls.of_bytes(path, file_contents(reached or path, "an ELF file", path))
@@ -252,7 +256,7 @@ class ElfFile:
 
     @property
     def soname(self) -> str | None:
-        """The ``DT_SONAME`` of a shared library, or None if there is none."""
+        """The ``DT_SONAME`` of a shared library, or None if it has none."""
         return self.dynamic.soname
 
     @property
@@ -275,18 +279,22 @@ class ElfFile:
         return None if address is None else (address, min(size, _DYNAMIC_MAX))
 
     def section(self, name: str) -> Section | None:
-        """Return the first section of a name that has bytes in the file, or None if there is none."""
+        """Return the first section with a name that has bytes in the file, or None if there is none."""
         return next((each for each in self.sections if each.name == name and each.in_file), None)
 
     def file_offset(self, link_address: int) -> int | None:
-        """Return the file offset of the byte at ``link_address``; None if it is not in the file (not loaded, bss)."""
+        """Return the file offset of the byte at a link address, or None if the file does not contain it (bss)."""
         for start, end, offset, _ in self._loaded:
             if start <= link_address < end:
                 return link_address - start + offset
         return None
 
     def link_address(self, file_offset: int) -> int | None:
-        """Return the link address of the byte at ``file_offset``, preferably an executable one; None if not loaded."""
+        """
+        Return the link address of the byte at a file offset, or None if it is not loaded.
+
+        If it is loaded twice, prefer an executable segment.
+        """
         found = None
         for start, end, offset, is_executable in self._loaded:
             if 0 <= file_offset - offset < end - start:
@@ -301,7 +309,7 @@ class ElfFile:
         return any(code and 0 <= file_offset - offset < end - start for start, end, offset, code in self._loaded)
 
     def code_end(self, file_offset: int) -> int | None:
-        """Return the file offset of the end of the code segment that contains ``file_offset``; None without one."""
+        """Return the file offset at which the code segment with ``file_offset`` ends, or None if there is none."""
         for start, end, offset, is_executable in self._loaded:
             if is_executable and 0 <= file_offset - offset < end - start:
                 return offset + end - start
@@ -347,7 +355,7 @@ class ElfFile:
         """
         Return ``size`` bytes of the file at ``offset``.
 
-        Raise ``TargetError`` with the name ``what`` if the file is shorter.
+        Raise ``TargetError`` if the file is shorter; ``what`` is the name of the bytes in the message.
         """
         if offset < 0 or size < 0 or offset + size > len(self.data):
             self.malformed(f"{what} lies outside the file")
@@ -366,7 +374,7 @@ class ElfFile:
         return self.data[offset:stop].decode("utf-8", "surrogateescape") if stop >= 0 else ""
 
     def malformed(self, detail: str) -> NoReturn:
-        """Raise ``TargetError`` for a malformed ELF file; ``detail`` completes the message."""
+        """Raise ``TargetError`` for a malformed ELF file. ``detail`` is the end of the message."""
         raise TargetError(f"'{self.path}' is a malformed ELF file: {detail}")
 
     @cached_property
@@ -413,16 +421,16 @@ CODE_PREFIX = "code-"
 """Prefix of an identity that is not a build-id."""
 
 _HEADER_SIZES = {4: 52, 8: 64}
-"""Sizes in bytes of the ELF header by word size; it may be in a code segment, and strip changes it."""
+"""Sizes in bytes of the ELF header by word size. The header may be in a code segment, and strip changes it."""
 
 _DIGEST_SIZE = 20
 
 
 def module_identity(elf: ElfFile) -> str:
     """
-    Return an identity that a module shares with its stripped copy only, not with other builds of it.
+    Return an identity that a module shares only with its stripped copy, not with other builds.
 
-    It is the build-id in hex. For a file that was linked without one it is CODE_PREFIX and a hash of its code.
+    It is the build-id in hex. For a file without a build-id, it is CODE_PREFIX and a hash of the code.
     """
     if elf.build_id:
         return elf.build_id

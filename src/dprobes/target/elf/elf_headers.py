@@ -1,9 +1,9 @@
 """
-The headers of an ELF file, read and checked once, so that all other code can rely on them.
+Headers of an ELF file, read and checked once, so that all other code can rely on them.
 
-Each table is first checked to be in the file, and not larger than in real files, because any user may have written the
-file. No library is used, because its import would take a sixth of the start of a run. Rules: System V ABI chapters 4
-and 5; the build-id note: ``ld --build-id``.
+The file may come from any user. So each table is first checked to be in the file, and not larger than in real files. No
+library is used, because its import would take a sixth of the start of a run. Rules: System V ABI, chapters 4 and 5; the
+build-id note: ``ld --build-id``.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _PT_LOAD, _PT_DYNAMIC, _PT_INTERP, _PT_NOTE, _PT_GNU_EH_FRAME = 1, 2, 3, 4, 0x64
 
 _MACHINES = {3: "i386", 20: "ppc", 21: "ppc64", 22: "s390", 62: "x86_64", 183: "aarch64", 243: "riscv32"}
 _WIDE = {"s390": "s390x", "riscv32": "riscv64"}
-"""Names for 64-bit words of machines whose number stands for two word sizes."""
+"""Names for 64-bit words of machines that have one number for both word sizes."""
 _TYPES = {1: "rel", 2: "exec", 3: "dyn", 4: "core"}
 _HEADER_SIZES = {4: (52, 32, 40), 8: (64, 56, 64)}  # file, program and section header by word size
 _SHN_XINDEX = 0xFFFF
@@ -71,7 +71,11 @@ _SEGMENT = {4: "IIIIIIII", 8: "IIQQQQQQ"}
 
 
 class LoadSegment(NamedTuple):
-    """The ``filesz`` bytes at file offset ``offset`` that are loaded at ``vaddr``, followed by zeros to ``memsz``."""
+    """
+    Loaded segment: ``filesz`` bytes of the file from ``offset`` on at the address ``vaddr``.
+
+    Zeros follow up to the size ``memsz``.
+    """
 
     vaddr: int
     memsz: int
@@ -87,7 +91,7 @@ class LoadSegment(NamedTuple):
 
 class Section(NamedTuple):
     """
-    A section header; ``type`` and ``flags`` are the ABI's numbers, ``size`` is in bytes.
+    Section header; ``type`` and ``flags`` are the ABI's numbers, ``size`` is in bytes.
 
     ``link`` and ``info`` depend on the type: for relocations they are the symbol table, and the section to relocate.
     """
@@ -120,9 +124,9 @@ class Section(NamedTuple):
 
 class Headers(NamedTuple):
     """
-    The headers of a file.
+    Headers of a file.
 
-    Pairs are file offset and size in bytes; ``eh_frame_header`` is link address and size.
+    Pairs are a file offset and a size in bytes, except ``eh_frame_header``, which is a link address and a size.
     """
 
     word_size: int
@@ -140,7 +144,7 @@ class Headers(NamedTuple):
 
 
 def parse_headers(path: Path, data: Contents) -> Headers:
-    """Return the headers of the ELF file with the bytes ``data``; ``path`` is its name in errors."""
+    """Parse the headers of an ELF file with the bytes ``data``. ``path`` is its name in errors."""
     word_size, byte_order = _check_ident(path, data)
     try:
         return _Parser(path, data, word_size, byte_order).parse()
@@ -182,7 +186,7 @@ class _Segment(NamedTuple):
 
 
 class _Parser:
-    """The parser of one file's headers; ``parse_headers`` converts its exceptions for malformed bytes."""
+    """Parser of a file's headers. ``parse_headers`` converts its exceptions for malformed bytes."""
 
     def __init__(self, path: Path, data: Contents, word_size: int, byte_order: ByteOrder) -> None:
         self._path = path
@@ -309,10 +313,10 @@ class _Parser:
 
     def _place_relocatable(self, sections: tuple[Section, ...]) -> tuple[tuple[Section, ...], tuple[LoadSegment, ...]]:
         """
-        Return the sections of an object file, which all start at 0, with addresses, and the segments made from them.
+        Return the sections of an object file, which all start at 0, with addresses, and segments made of them.
 
-        The address is the file offset. Sections without bytes in the file get pages after its end, each after an empty
-        page.
+        The address of a section is its file offset. A section without bytes in the file gets pages after the file's
+        end, each after an empty page.
         """
         placed = []
         behind = len(self._data)
@@ -333,7 +337,7 @@ class _Parser:
         return tuple(placed), load
 
     def _build_id(self, holders: list[tuple[int, int]]) -> str | None:
-        """Return the build-id that is in the notes in these ranges of the file, or None if there is none."""
+        """Return the build-id in the notes in some ranges of the file, or None if there is none."""
         notes = (note for start, size in holders for note in notes_in(self._data[start : start + size], self._order))
         return build_id_among(islice(notes, _NOTES_MAX))
 
@@ -363,7 +367,7 @@ def notes_in(data: bytes, prefix: str) -> Iterator[Note]:
 
 
 def build_id_among(notes: Iterable[Note]) -> str | None:
-    """Return the first build-id in hex of some notes, or None if there is none."""
+    """Return the first build-id among notes, in hex, or None if there is none."""
     found = (data for kind, owner, data in notes if kind == _NT_GNU_BUILD_ID and owner == b"GNU\0")
     return next((data.hex() for data in found), None)
 
@@ -373,7 +377,7 @@ Symbol = tuple[int, int, int, int, int, int]
 
 
 def symbol_layout(prefix: str, word_size: int) -> struct.Struct:
-    """Return the layout of a symbol; in 32-bit files the fields have another order than in ``symbol_rows``."""
+    """Return the layout of a symbol. In 32-bit files, the fields have another order than in ``symbol_rows``."""
     return struct.Struct(prefix + _SYMBOL[word_size])
 
 
@@ -381,7 +385,7 @@ def symbol_rows(table: bytes | memoryview, prefix: str, word_size: int) -> Itera
     """
     Iterate over the entries of a symbol table in the bytes ``table``.
 
-    ``prefix`` is the byte order in formats of ``struct``, ``word_size`` 4 or 8 bytes.
+    ``prefix`` is the byte order as a character of ``struct``; ``word_size`` is 4 or 8 bytes.
     """
     layout = symbol_layout(prefix, word_size)
     rows = layout.iter_unpack(table[: len(table) - len(table) % layout.size])

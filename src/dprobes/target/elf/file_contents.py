@@ -1,10 +1,9 @@
 """
-The bytes of a file, for slicing, searching and unpacking, independent of their meaning.
+Bytes of a file, for slicing, searching and unpacking, independent of their meaning.
 
-A file up to ``READ_LIMIT`` is read. That takes less than a millisecond per few megabytes, leaves no descriptor open,
-and cannot fault when someone truncates the file. A larger one is mapped, or read if other users can write it. Larger
-files that consist mostly of holes are refused: any user can make one of any size without disk space, and reading it is
-slow.
+A file up to ``READ_LIMIT`` is read. This takes less than a millisecond for a few megabytes, keeps no descriptor open,
+and cannot fault if the file is truncated. A larger file is mapped, or read if other users can write it. A larger file
+that consists mostly of holes is refused: any user can make one of any size without disk space, and reading it is slow.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ __all__ = ["READ_LIMIT", "Contents", "KnownBytes", "file_contents", "file_head"]
 
 
 class KnownBytes:
-    """A file of ``size`` bytes of which only the ``pieces`` at some offsets are known."""
+    """File of ``size`` bytes of which only ``pieces`` at some offsets are known."""
 
     def __init__(self, size: int, pieces: Mapping[int, bytes]) -> None:
         self._size = size
@@ -44,7 +43,7 @@ class KnownBytes:
 
     def __getitem__(self, place: int | slice) -> int | bytes:
         """
-        Return known bytes: those of a slice must begin where a piece begins; else the result is empty.
+        Return known bytes. A slice that does not begin where a piece begins is empty.
 
         A slice beyond the end of its piece is truncated.
         """
@@ -65,10 +64,10 @@ Contents: TypeAlias = FileBytes | KnownBytes
 """All bytes of a file, or the known ones."""
 
 READ_LIMIT = 64 << 20
-"""Maximum size in bytes of a file that is always read; larger ones are mapped if that is safe."""
+"""Maximum size in bytes of a file that is always read. A larger file is mapped if that is safe."""
 
 _HOLE_SHARE = 8
-"""Maximum ratio of a file's size to its size on disk; that of a file compressed by the file system is smaller."""
+"""Maximum ratio of a file's size to its size on disk. Compression by the file system stays below it."""
 
 _BLOCK = 512  # bytes: the unit of st_blocks on all file systems
 
@@ -84,9 +83,9 @@ _REASONS = {
 
 def file_contents(path: Path, expected: str, shown: Path | None = None) -> FileBytes:
     """
-    Return the bytes of the regular file ``path``; ``expected`` is the expected kind of file, for errors.
+    Return the bytes of a regular file.
 
-    Errors have the path ``shown``, if that is given.
+    ``expected`` is the expected kind of file, for errors. Errors contain the path ``shown``, if that is given.
     """
     with _opened(path, expected, shown or path) as (descriptor, status):
         if status.st_size <= READ_LIMIT:

@@ -1,5 +1,5 @@
 """
-Relocation of sections of object files, such as kernel modules, as a linker would do it.
+Relocation of sections of object files, such as kernel modules, as a linker does it.
 
 Only the kinds in debug information are supported: addresses, offsets in other sections, and offsets of thread-local
 variables. A section has the address that ``ElfFile`` assigns to it.
@@ -41,7 +41,7 @@ _SIZES = {
     "s390": {0: 0, 4: 4, 52: 4},  # NONE, 32, TLS_LDO32
     "s390x": {0: 0, 4: 4, 22: 8, 53: 8},  # NONE, 32, 64, TLS_LDO64
 }
-"""Size in bytes of the field of each kind of relocation, by machine; its value is the symbol's plus the addend."""
+"""Size in bytes of the field for each kind of relocation, by machine. The value is the symbol's plus the addend."""
 
 
 class _Field(NamedTuple):

@@ -1,7 +1,7 @@
 """
 Symbols from other files than the module: separate debug files, and the file of ``--sym``.
 
-Rules: GDB manual, "Debugging Information in Separate Files" (build-id and ``.gnu_debuglink`` methods).
+Rules: GDB manual, "Debugging Information in Separate Files", methods build-id and ``.gnu_debuglink``.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class ListedSymbols:
 
 
 def parse_nm(text: str) -> ListedSymbols | None:
-    """Return the symbols of a ``System.map`` or the output of ``nm``; None if ``text`` is neither."""
+    """Return the symbols of a ``System.map`` or the output of ``nm``, or None if the text is neither."""
     symbols = []
     for address, size, letter, listed in _NM_LINE.findall(text):
         name, at, version = listed.partition("@")
@@ -117,9 +117,10 @@ def parse_nm(text: str) -> ListedSymbols | None:
 
 def parse_linker_map(text: str) -> ListedSymbols | None:
     """
-    Return the symbols of a map file of the GNU linker, or None if ``text`` is not one.
+    Return the symbols of a map file of the GNU linker, or None if the text is not one.
 
-    It lists global symbols only; sections from ``-ffunction-sections`` have the names of static functions, too.
+    Such a file lists global symbols only. Sections from ``-ffunction-sections`` have the names of static functions,
+    too.
     """
     start = text.find(_MAP_START)
     if start < 0:
@@ -140,12 +141,12 @@ class _MapReader:
         self._pending: str | None = None
 
     def symbols(self) -> list[Symbol]:
-        """Return the symbols read so far; a section name such as ``.text.f`` counts only where no symbol is."""
+        """Return the symbols read so far. A section name such as ``.text.f`` counts only where no symbol is."""
         taken = {symbol.address for symbol in self._found.values()}
         return [*self._found.values(), *(symbol for symbol in self._static if symbol.address not in taken)]
 
     def read(self, line: str) -> None:
-        """Read the next line of the map: a section, the rest of one on its own line, or a symbol."""
+        """Read the next line of the map: a section, the rest of a section's line, or a symbol."""
         if self._pending is not None and (rest := _MAP_REST.match(line)):
             self._add_section(self._pending, int(rest[1], 16), int(rest[2], 16), rest[3])
         elif symbol := _MAP_SYMBOL.match(line):
@@ -189,10 +190,11 @@ _DIRECTORY_DIGITS = 2
 
 def find_debug_file(module: ElfFile, directory: Path = DEBUG_DIRECTORY) -> ElfFile | None:
     """
-    Return the separate debug file of ``module``, by build-id or else by ``.gnu_debuglink``; None if there is none.
+    Return the separate debug file of a module, or None if there is none.
 
-    Those of kernel modules are found by the module's own name, because distributions do not link them. A file that does
-    not match (other build-id, other checksum) or cannot be read is skipped.
+    It is searched by the build-id, then by ``.gnu_debuglink``. A kernel module's is searched by the module's name,
+    because distributions write no link. A file that does not match (other build-id, other checksum) or cannot be read
+    is skipped.
     """
     for path, checksum in _expected(module, directory):
         is_right = checksum is None or _checksum(path) == checksum
@@ -203,9 +205,9 @@ def find_debug_file(module: ElfFile, directory: Path = DEBUG_DIRECTORY) -> ElfFi
 
 def foreign_debug_file(module: ElfFile, directory: Path = DEBUG_DIRECTORY) -> str | None:
     """
-    Return a message about a debug file of another build at the place of the module's, or None if there is none.
+    Return a message about a debug file of another build where the module's was expected, or None if there is none.
 
-    It is for modules whose debug file ``find_debug_file`` has not found.
+    Use it for a module whose debug file ``find_debug_file`` has not found.
     """
     for path, checksum in _expected(module, directory):
         if (problem := _of_other_build(path, module)) is not None:
@@ -219,18 +221,14 @@ def foreign_debug_file(module: ElfFile, directory: Path = DEBUG_DIRECTORY) -> st
 
 
 def lack_of_debug_file(module: ElfFile, directory: Path = DEBUG_DIRECTORY) -> str | None:
-    """Return the message of ``foreign_debug_file`` for a module without debug information or debug file; else None."""
+    """Return the message of ``foreign_debug_file`` for a module without debug information, or None."""
     if any(map(module.section, _INFORMATION)) or find_debug_file(module, directory):
         return None
     return foreign_debug_file(module, directory)
 
 
 def _of_other_build(path: Path, module: ElfFile) -> str | None:
-    """
-    Return a message if a file is of another build than ``module``.
-
-    Return None if it is not known to be, or not an ELF file.
-    """
+    """Return a message if a file is known to be of another build than ``module``, or None."""
     try:
         found = ElfFile.open(path)
     except TargetError:
@@ -249,9 +247,9 @@ def debug_path(build_id: str, directory: Path = DEBUG_DIRECTORY) -> Path:
 
 def _expected(module: ElfFile, directory: Path) -> Iterator[tuple[Path, int | None]]:
     """
-    Iterate over the possible paths of a module's debug file, each with the required CRC-32 (None: the build-id counts).
+    Iterate over the possible paths of a module's debug file, each with the required CRC-32.
 
-    The module itself is never among them.
+    The checksum is None if the build-id determines the file. The module itself is never among the paths.
     """
     if module.build_id is not None and len(module.build_id) > _DIRECTORY_DIGITS:
         yield debug_path(module.build_id, directory), None
@@ -265,7 +263,7 @@ def _expected(module: ElfFile, directory: Path) -> Iterator[tuple[Path, int | No
 
 
 def _of_kernel_module(module: ElfFile, directory: Path) -> ElfFile | None:
-    """Return the debug file of a kernel module, whose own file may be compressed, or None if there is none."""
+    """Return the debug file of a kernel module, or None if there is none. The module's own file may be compressed."""
     if module.build_id is None:
         return None
     beside = _real(module.path).parent
@@ -282,11 +280,11 @@ def _of_kernel_module(module: ElfFile, directory: Path) -> ElfFile | None:
 
 def load_symbols(path: Path, module: ElfFile) -> SymbolTable:
     """
-    Return the symbols for ``module`` in the file ``path``, whose contents determine its format.
+    Load symbols for ``module`` from the file ``path``, whose contents determine its format.
 
     The formats are an unstripped ELF or debug file, a ``System.map`` or other output of ``nm``, and a map file of the
-    GNU linker. The build-id of an ELF file must be that of ``module`` if both have one. Raise ``TargetError`` for
-    other contents, and without symbols.
+    GNU linker. If an ELF file and ``module`` both have a build-id, these must be equal. Raise ``TargetError`` for other
+    contents, or if there are no symbols.
     """
     data = file_contents(path, "a file with symbols")
     sources: list[SymbolSource]
@@ -332,9 +330,9 @@ def _open_matching(path: Path, module: ElfFile) -> ElfFile | None:
 
 def _debug_link(module: ElfFile) -> tuple[str, int] | None:
     """
-    Return file name and CRC-32 from ``.gnu_debuglink``, or None if it is missing or malformed.
+    Return the file name and CRC-32 in ``.gnu_debuglink``, or None if the section is missing or malformed.
 
-    It consists of the name, a NUL, padding to 4 bytes, and the checksum.
+    The section consists of the name, a NUL, padding to 4 bytes, and the checksum.
     """
     section = module.section(".gnu_debuglink")
     if section is None or section.offset + section.size > len(module.data):

@@ -1,8 +1,8 @@
 """
-One ELF symbol table, read in bulk: a lookup takes microseconds, and symbols are decoded on demand.
+Symbol table of an ELF file, read in bulk: a lookup takes microseconds, and symbols are decoded on demand.
 
-Rules: System V ABI chapter 4, "Symbol Table"; GNU symbol versions: ``.gnu.version`` in the Linux Standard Base, and
-``name@VERSION``, ``name@@VERSION`` (the default) as the linker writes them into ``.symtab``.
+Rules: System V ABI, chapter 4, "Symbol Table". GNU symbol versions: ``.gnu.version`` in the Linux Standard Base, and
+``name@VERSION`` or ``name@@VERSION`` (the default), which the linker writes into ``.symtab``.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ _WORD = 8
 
 class FunctionDescriptors(NamedTuple):
     """
-    The function descriptors of a file: the section's bytes, which are at a link address.
+    Function descriptors of a file: the bytes of their section, and its link address.
 
-    In the older calling convention of 64-bit PowerPC (ELFv1) the symbol of a function, and the entry of a program, are
-    the address of a function descriptor. It has three words: the address of the code, that of the table of contents
-    (TOC), and the environment pointer of other languages. Source: 64-bit PowerPC ELF ABI Supplement 1.9, section 3.2.5.
+    In the older calling convention of 64-bit PowerPC (ELFv1), the value of a function's symbol, and the entry of a
+    program, are addresses of a function descriptor. It has three words: the address of the code, the address of the
+    table of contents (TOC), and the environment pointer of other languages. Source: 64-bit PowerPC ELF ABI Supplement
+    1.9, section 3.2.5.
     """
 
     address: int
@@ -49,11 +50,7 @@ class FunctionDescriptors(NamedTuple):
         return cls(section.address, bytes(elf.bytes_at(section.offset, section.size, "the function descriptors")))
 
     def code_of(self, address: int) -> int:
-        """
-        Return the address of a function's code.
-
-        An address that is not that of a descriptor is returned unchanged.
-        """
+        """Return the address of a function's code. An address that is not a descriptor's is returned unchanged."""
         at = address - self.address
         if 0 <= at <= len(self.data) - _WORD and at % _WORD == 0:
             return int.from_bytes(self.data[at : at + _WORD], "big")
@@ -115,7 +112,11 @@ class GnuHash:
         return int(end)
 
     def _chain(self, index: int) -> Iterator[tuple[int, int]]:
-        """Iterate over index and hash of the symbols of one chain; the lowest bit of its last hash is set."""
+        """
+        Iterate over index and hash of the symbols of one chain.
+
+        In the last one, the lowest bit of the hash is set.
+        """
         if index < self._first:
             return
         data = self._elf.data
@@ -142,18 +143,22 @@ _NOTYPE, _FUNC, _FILE, _IFUNC = 0, 2, 4, 10
 _UNDEFINED = 0
 _HIDDEN_VERSION = 0x8000
 _SYMBOLS_MAX = 1 << 23
-"""Maximum number of symbols of a table; the largest programs have three million."""
+"""Maximum number of symbols of a table. The largest programs have three million."""
 _NAME_MAX = 1 << 20
-"""Maximum size of a symbol's name in bytes; a longer one counts as missing."""
+"""Maximum size of a symbol's name in bytes. A longer name counts as missing."""
 _MANY_SEARCHES = 64
-"""Number of searches from which on an index of all names is faster than another scan."""
+"""Number of searches after which an index of all names is faster than another scan."""
 _MANY_OFFSETS = 64  # number of strings from which on one scan of all symbols is faster than a search for each
 _SHT_GNU_VERSYM, _SHT_GNU_HASH = 0x6FFFFFFF, 0x6FFFFFF6
 _DT_HASH, _DT_STRTAB, _DT_SYMTAB, _DT_STRSZ, _DT_GNU_HASH, _DT_VERSYM = 4, 5, 6, 10, 0x6FFFFEF5, 0x6FFFFFF0
 
 
 def elf_symbols(elf: ElfFile) -> list[ElfSymbols]:
-    """Return the symbol tables of ``elf``: ``.symtab`` if present, and ``.dynsym``, also without section headers."""
+    """
+    Return the symbol tables of a file: ``.symtab`` if present, and ``.dynsym``.
+
+    A file without section headers has a ``.dynsym``, too.
+    """
     tables = []
     for section in elf.sections:
         if section.type in (SHT_SYMTAB, SHT_DYNSYM):
@@ -182,7 +187,7 @@ def _offset_of(elf: ElfFile, section_type: int) -> int | None:
 
 
 def _without_sections(elf: ElfFile) -> ElfSymbols | None:
-    """Return ``.dynsym`` from the dynamic segment, or None if it is missing, or no hash table gives its length."""
+    """Return ``.dynsym`` from the dynamic segment, or None if it is missing or no hash table gives its length."""
     places = {tag: elf.file_offset(address) for tag, address in elf.dynamic.values.items()}
     symbols, strings = places.get(_DT_SYMTAB), places.get(_DT_STRTAB)
     if symbols is None or strings is None:
@@ -204,7 +209,7 @@ def _without_sections(elf: ElfFile) -> ElfSymbols | None:
 
 class ElfSymbols:
     """
-    A symbol table of ``elf``; ``table`` and ``strings`` are file offset and size.
+    Symbol table of a file; ``table`` and ``strings`` are pairs of file offset and size.
 
     ``versions`` and ``gnu_hash`` are the file offsets of ``.gnu.version`` and ``.gnu.hash``, which belong to
     ``.dynsym``.
@@ -370,7 +375,7 @@ class ElfSymbols:
         return Symbol(name, self._address(value, section), size, kind, _BINDINGS.get(info >> 4, "global"), default)
 
     def _indices(self, raw: bytes) -> list[int]:
-        """Return the indices of the symbols whose name is ``raw``, or ``raw`` followed by ``@`` and a version."""
+        """Return the indices of the symbols with the name ``raw``, with or without ``@`` and a version."""
         self._searches += 1
         if self._searches > _MANY_SEARCHES and b"@" not in raw:
             if self._by_name is None:

@@ -1,7 +1,7 @@
 """
 Files of the running kernel and its modules, from the distribution's packages and debug packages.
 
-A file is used only if its build ID is that of the running kernel or loaded module.
+A file is used only if its build ID is equal to that of the running kernel or loaded module.
 """
 
 from __future__ import annotations
@@ -57,7 +57,11 @@ _MODULE_NOTES = "/sys/module/{}/notes/.note.gnu.build-id"
 
 
 def running_build_id(module: str) -> str:
-    """Return the build-id in hex of a loaded module, or of the kernel (""); raise ``TargetError`` if there is none."""
+    """
+    Return the build-id of a loaded module in hex, or of the kernel if ``module`` is empty.
+
+    Raise ``TargetError`` if there is none.
+    """
     return build_id_of_notes(Path(_MODULE_NOTES.format(module)) if module else KERNEL_NOTES)
 
 
@@ -92,14 +96,14 @@ _ELF = b"\x7fELF"
 _GZIP, _XZ, _LZMA, _BZIP2 = b"\x1f\x8b", b"\xfd7zXZ\x00", b"\x5d\x00\x00", b"BZh"
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _TOOLS = {b"\x02\x21\x4c\x18": "lz4", _ZSTD: "zstd"}
-"""Programs for formats that the standard library lacks, by their first bytes; they unpack with ``-dc``."""
+"""Programs that unpack formats that the standard library lacks, by the first bytes. They unpack with ``-dc``."""
 
 _SETUP_SECTORS, _MAGIC, _PAYLOAD = 0x1F1, 0x202, 0x248
 _SECTOR = 512
 _SIZE = 4  # bytes after the payload
 
 _SIZE_MAX = 512 << 20
-"""Maximum size in bytes of an unpacked image or module; the largest, with debug information, are half as large."""
+"""Maximum size in bytes of an unpacked image or module. The largest, with debug information, have half of it."""
 
 _GZIP_WINDOW = 31  # zlib: any window, with the header of gzip
 
@@ -146,7 +150,7 @@ def _unpacked(path: Path, data: bytes) -> bytes:
 
 
 def _by_package(data: bytes) -> bytes | None:
-    """Return data unpacked by the package zstandard, which 'dprobes[zstd]' installs, or None without it."""
+    """Unpack data with the package zstandard, which 'dprobes[zstd]' installs, or return None without it."""
     try:
         import zstandard
     except ImportError:
@@ -229,7 +233,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def open_module_file(path: Path) -> ElfFile:
-    """Return the file of a module, unpacked; raise ``TargetError`` if it is not one."""
+    """Open and unpack the file of a kernel module; raise ``TargetError`` if it is another file."""
     elf = ElfFile.of_bytes(path, _unpacked(path, bytes(file_contents(path, "a module of the kernel"))))
     if elf.type != "rel" or not any(section.name == ".gnu.linkonce.this_module" for section in elf.sections):
         raise TargetError(
@@ -247,9 +251,9 @@ def described_kernel(
     named: Path | None = None, directory: Path = DEBUG_DIRECTORY, notes: Path = KERNEL_NOTES
 ) -> ElfFile | None:
     """
-    Return the running kernel's ``vmlinux``, or the file that the user names; None if there is none.
+    Return the running kernel's ``vmlinux``, or the file that the user names, or None if there is none.
 
-    ``directory`` is that of debug packages.
+    ``directory`` is the directory of debug packages.
     """
     try:
         if named is not None:
@@ -261,7 +265,7 @@ def described_kernel(
 
 
 def kernel_of_build(build_id: str, directory: Path = DEBUG_DIRECTORY, others: Iterable[Path] = ()) -> ElfFile | None:
-    """Return a kernel's file by its build-id, from a debug package or among ``others``; None if there is none."""
+    """Return the file of the kernel with a build-id, from a debug package or among ``others``, or None."""
     for path in (debug_path(build_id, directory), *others):
         try:
             elf = ElfFile.open(path)
@@ -282,7 +286,7 @@ def _places(directory: Path) -> Iterator[Path]:
 
 def described_module(name: str, named: Path | None = None) -> ElfFile | None:
     """
-    Return the file of a module by its name, or the one that the user names; None if there is none.
+    Return the file of a module, or the file that the user names, or None if there is none.
 
     If the module is loaded, only a file of the same build counts.
     """
@@ -371,7 +375,7 @@ _SHORT_NOP = b"\x66\x90"
 """Two-byte ``nop``, which is decoded as ``xchg ax, ax``."""
 
 _PREFIXES = b"\x2e\x3e\xf0"
-"""Prefixes that are patched: ``cs`` pads calls, ``lock`` becomes ``ds`` on a machine with one processor."""
+"""Prefixes that the kernel patches: ``cs`` pads calls, and ``lock`` becomes ``ds`` on a machine with one processor."""
 
 
 def is_patched_form(instruction: DecodedInstruction) -> bool:
@@ -405,7 +409,7 @@ def alternatives(elf: ElfFile) -> list[tuple[int, int]] | None:
 
 
 def _target(section: Section, data: bytes, position: int, linked: dict[int, int] | None) -> int:
-    """Return the address that the offset at a position of the section refers to, or -1 if none."""
+    """Return the address to which the offset at a position of the section refers, or -1 if there is none."""
     if linked is not None:
         return linked.get(position, -1)
     (offset,) = struct.unpack_from("<i", data, position)
@@ -469,10 +473,10 @@ class _Piece(NamedTuple):
 
 class _Code(NamedTuple):
     """
-    The code of one file; ``problem`` is a clause, the reason why its code cannot be used, else None.
+    Code of one file. ``problem`` is None, or a clause with the reason why the code cannot be used.
 
-    ``patched`` are addresses and lengths of alternatives, None if all code may be one. ``shift`` is the offset in bytes
-    of the running kernel's image from its link addresses.
+    ``patched`` has addresses and lengths of alternatives; if it is None, all code may be patched. ``shift`` is the
+    offset in bytes of the running kernel's image from its link addresses.
     """
 
     elf: ElfFile | None = None
@@ -484,9 +488,10 @@ class _Code(NamedTuple):
 
 class FileText:
     """
-    The kernel's code from its files; ``memory_problem`` is a clause, the reason why memory is not read.
+    Kernel's code, read from its files.
 
-    ``text_address`` returns the address of ``_text``, ``modules`` name, address and size of the loaded modules.
+    ``memory_problem`` is a clause with the reason why memory is not read. ``text_address`` returns the address of
+    ``_text``. ``modules`` has name, address and size of each loaded module.
     """
 
     def __init__(
@@ -503,7 +508,7 @@ class FileText:
         self._codes: dict[str, _Code] = {}
 
     def read(self, address: int, size: int) -> bytes:
-        """Return up to ``size`` bytes at an address; empty if they are in no file."""
+        """Return up to ``size`` bytes at an address, or no bytes if no file has them."""
         code = self._code_at(address)
         for piece in code.pieces:
             start = address - piece.address
@@ -512,7 +517,7 @@ class FileText:
         return b""
 
     def problem_at(self, address: int) -> str | None:
-        """Return, as a clause, the reason why an address cannot be read; None if it can."""
+        """Return a clause with the reason why an address cannot be read, or None if it can."""
         code = self._code_at(address)
         if code.problem is not None:
             return f"{self._memory_problem}, and {code.problem}"
@@ -539,7 +544,7 @@ class FileText:
 
     @property
     def shift(self) -> int | None:
-        """Offset in bytes of the running kernel from its link addresses (KASLR); None if unknown."""
+        """Offset in bytes of the running kernel from its link addresses (KASLR), or None if unknown."""
         return self._code_of("").shift
 
     def _code_at(self, address: int) -> _Code:
@@ -591,7 +596,11 @@ class FileText:
 
 
 def _first_of(paths: tuple[Path, ...], build_id: str, what: str) -> ElfFile:
-    """Return the first file with a build-id; raise ``TargetError`` with the reason against the last existing file."""
+    """
+    Return the first file with a build-id.
+
+    If there is none, raise ``TargetError`` with the problem of the last existing file.
+    """
     reason = f"there is no file of {what}" + (f" ({paths[0]})" if paths else "")
     for path in paths:
         if not path.exists():

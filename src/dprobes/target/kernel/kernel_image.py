@@ -1,8 +1,8 @@
 """
-A kernel or a kernel module in a file, for compiling probe programs on a machine where that kernel does not run.
+Kernel or kernel module in a file, for compiling probe programs on a machine on which that kernel does not run.
 
-A kernel is a ``vmlinux`` with symbols, or a boot image (``vmlinuz``) with a list of symbols: its debug file, the
-``System.map`` beside it, or a file that the user names. A module's file (``.ko``) has its own symbols.
+A kernel is a ``vmlinux`` with symbols, or a boot image (``vmlinuz``) with a list of symbols. The list is its debug
+file, the ``System.map`` beside it, or a file that the user names. A module's file (``.ko``) has its own symbols.
 """
 
 from __future__ import annotations
@@ -113,7 +113,11 @@ _INIT = ".init"
 
 
 def running_areas(kernel: RunningKernel, module: str) -> tuple[KernelArea, ...]:
-    """Return the areas of the running kernel, or of a module of it; raise ``TargetError`` if it hides them."""
+    """
+    Return the areas of the running kernel or of one of its modules.
+
+    Raise ``TargetError`` if the kernel hides them.
+    """
     base = kernel.base_of(module)
     if not module:
         return (_image(kernel.symbols, base),)
@@ -170,7 +174,7 @@ class KernelFile:
 
 
 class _FileKernel(RunningKernel):
-    """A kernel that does not run; the places where it refuses probes are unknown."""
+    """Kernel that does not run. The places where it refuses probes are unknown."""
 
     def __init__(self, elf: ElfFile, symbols: Kallsyms, code: _FileCode, modules: Mapping[str, LoadedModule]) -> None:
         super().__init__(symbols, code, modules=modules)
@@ -210,7 +214,7 @@ class _FileCode(KernelText):
         self._elf = elf
 
     def read(self, address: int, size: int) -> bytes:
-        """Return up to ``size`` bytes at an address; empty if they are not in the file."""
+        """Return up to ``size`` bytes at an address, or no bytes if they are not in the file."""
         for section in self._elf.sections:
             start = address - section.address
             if section.flags & _SHF_ALLOC and section.in_file and 0 <= start < section.size:
@@ -219,7 +223,7 @@ class _FileCode(KernelText):
 
 
 def _areas_of_module(path: Path, sections: tuple[Section, ...]) -> tuple[KernelArea, ...]:
-    """Return the parts of a module that stay in memory; the first one is code (``layout_sections``)."""
+    """Return the parts of a module that stay in memory, code first (``layout_sections``)."""
     kept = [s for s in sections if s.flags & _SHF_ALLOC and s.size and not s.name.startswith(_INIT)]
     kept.sort(key=lambda section: not section.executable)
     if not kept or not kept[0].executable:
@@ -251,7 +255,7 @@ def _symbols_of_kernel(path: Path, elf: ElfFile, extra: Path | None) -> bytes:
 
 
 def _symbols_in(file: Path, path: Path, elf: ElfFile) -> bytes:
-    """Return the kernel symbols that ``file`` lists; raise ``TargetError`` if it does not belong to ``path``."""
+    """Return the kernel symbols in ``file``; raise ``TargetError`` if it does not belong to the image ``path``."""
     data = bytes(file_contents(file, "a file with symbols")[:])
     if data.startswith(b"\x7fELF"):
         other = open_packed(file)
@@ -272,7 +276,7 @@ def _symbols_in(file: Path, path: Path, elf: ElfFile) -> bytes:
 
 
 def _symbols_of(elf: ElfFile, module: str = "") -> Iterator[KernelSymbol]:
-    """Iterate over the symbols of a kernel's or a module's file; the values of a module's are offsets in sections."""
+    """Iterate over the symbols of a kernel's or a module's file. In a module's, values are offsets in sections."""
     sections = elf.sections
     table = next((section for section in sections if section.type == SHT_SYMTAB), None)
     if table is None or table.link >= len(sections):
@@ -323,7 +327,7 @@ _ALIASES = ("init_module", "cleanup_module")
 
 class ModuleImage(KernelText):
     """
-    The sections and symbols of a module's file, at invented addresses, because the file is relocatable.
+    Sections and symbols of a module's file, at invented addresses, because the file is relocatable.
 
     ::
 
@@ -331,8 +335,8 @@ class ModuleImage(KernelText):
         1 GiB       code that the kernel frees when the module is initialised (.init.text)
         2 GiB       data
 
-    Relocations do not change the first bytes of instructions. The loader changes more: the calls of ftrace become
-    ``nop`` at once, other instructions depend on the processor (``layout_sections`` in kernel/module/main.c,
+    Relocations do not change the first bytes of instructions. The loader changes more: it replaces the calls of ftrace
+    by ``nop``, and other instructions depending on the processor (``layout_sections`` in kernel/module/main.c,
     ``module_finalize`` in arch/x86/kernel/module.c).
     """
 
@@ -383,12 +387,12 @@ class ModuleImage(KernelText):
         return sorted({symbol.address for symbol in self.symbols if symbol.letter in "tT"})
 
     def function_at(self, address: int) -> int | None:
-        """Return the start of the function that covers an address, or None before the first one."""
+        """Return the start of the function that covers an address, or None before the first function."""
         place = bisect_right(self._starts, address)
         return self._starts[place - 1] if place else None
 
     def section_at(self, address: int) -> tuple[int, int] | None:
-        """Return the first address of the section that contains an address, and its end, or None if there is none."""
+        """Return the first address and the end of the section that contains an address, or None if there is none."""
         for number, base in self._bases.items():
             if base <= address < base + self._elf.sections[number].size:
                 return base, base + self._elf.sections[number].size
@@ -430,14 +434,14 @@ class ModuleImage(KernelText):
 
     @cached_property
     def ftrace_calls(self) -> frozenset[int] | None:
-        """The addresses of the calls that ftrace patches, or None if the module was built without them."""
+        """Addresses of the calls that ftrace patches, or None if the module was built without them."""
         if not any(section.name == _FTRACE_CALLS for section in self._elf.sections):
             return None
         return frozenset(self._targets(_FTRACE_CALLS))
 
     @cached_property
     def traceable(self) -> frozenset[int] | None:
-        """The starts of the functions that ftrace can trace, or None if unknown."""
+        """Addresses of the functions that ftrace can trace, or None if unknown."""
         if self.ftrace_calls is None:
             return None
         starts = (self.function_at(call) for call in self.ftrace_calls)
@@ -543,7 +547,7 @@ class UnloadedModule(RunningKernel):
         return super().refusal(address)
 
     def is_traceable(self, address: int) -> bool | None:
-        """Return whether ftrace can trace the function that begins at an address, or None if unknown."""
+        """Return True if ftrace can trace the function that begins at an address, or None if unknown."""
         return None if self._image.traceable is None else address in self._image.traceable
 
     def is_changed_later(self, address: int) -> bool:
@@ -582,7 +586,7 @@ class _ListedSymbols(Kallsyms):
 
 
 def open_unloaded_module(name: str) -> UnloadedModule:
-    """Return a module that is not loaded, by its name in a program; raise ``TargetError`` if it has no file."""
+    """Open a module that is not loaded, by its name in a program; raise ``TargetError`` if it has no file."""
     path = find_module_file(name)
     elf = open_module_file(path)
     information = ModuleImage(elf).information

@@ -43,11 +43,11 @@ _BEFORE_NAME = 19
 """Maximum number of bytes before a name: the newline of the previous line, 16 digits, a blank, and the letter."""
 _NEAR = 3
 _FEW = 500
-"""Maximum number of data symbols in a list of functions only: those of the linker script."""
+"""Maximum number of data symbols in a list of functions only, which are symbols of the linker script."""
 
 
 class KernelSymbol(NamedTuple):
-    """A symbol of the kernel, or of the module ``module``; ``letter`` is its kind, as in nm(1)."""
+    """Symbol of the kernel, or of the module ``module``. ``letter`` is its kind, as in nm(1)."""
 
     name: str
     address: int
@@ -56,7 +56,7 @@ class KernelSymbol(NamedTuple):
 
     @property
     def is_code(self) -> bool:
-        """True for a symbol in a text section; most of those are functions."""
+        """True for a symbol in a text section. Most of these are functions."""
         return self.letter in _CODE
 
 
@@ -86,7 +86,11 @@ class Kallsyms:
         return (_symbol(match) for match in _LINE.finditer(self._data))
 
     def find(self, name: str, module: str | None = None) -> list[KernelSymbol]:
-        """Return the symbols called ``name`` in a module ("": the kernel itself, None: any), by ascending address."""
+        """
+        Return the symbols with a name, by ascending address.
+
+        If ``module`` is None, all modules are searched; if it is "", only the kernel itself.
+        """
         found = {symbol for symbol in map(_symbol, self._beginning(name)) if symbol.name == name}
         return sorted((s for s in found if module is None or s.module == module), key=lambda symbol: symbol.address)
 
@@ -122,9 +126,9 @@ class Kallsyms:
 
     def covering(self, address: int) -> KernelSymbol | None:
         """
-        Return the symbol of code at or before an address; None if there is none.
+        Return the symbol of code at or before an address, or None if there is none.
 
-        The kernel's own symbols, which come first, are sorted; those of a module are not.
+        The kernel's own symbols come first and are sorted; the symbols of modules are not sorted.
         """
         before = [symbol for symbol in self._of_modules if symbol.is_code and symbol.address <= address]
         nearest = max((symbol.address for symbol in before), default=0)
@@ -203,7 +207,11 @@ class Kallsyms:
         return list(dict.fromkeys(split + same + near))[:_NEAR]
 
     def _named_with(self, part: str, module: str, near: int | None = None) -> list[str]:
-        """Return the sorted names in a module that contain ``part``, with ``near`` only those of about this length."""
+        """
+        Return the sorted names in a module that contain ``part``.
+
+        With ``near``, they must have about this length.
+        """
         lengths = range(1 << 16) if near is None else near_lengths(near)
         lines = [line for line in self._with(part.encode()) if len(line[3]) in lengths]
         return sorted({symbol.name for symbol in map(_symbol, lines) if symbol.module == module})
@@ -247,7 +255,7 @@ def _symbol(match: re.Match[bytes]) -> KernelSymbol:
 
 
 def _familiarity(symbol: KernelSymbol) -> tuple[bool, int, int, str]:
-    """Return a sort key for the names of one address; the name that messages use sorts first."""
+    """Return a sort key for the names of one address. The name for messages is first."""
     return symbol.letter.islower(), len(symbol.name) - len(symbol.name.lstrip("_")), len(symbol.name), symbol.name
 
 
@@ -259,9 +267,9 @@ def _familiarity(symbol: KernelSymbol) -> tuple[bool, int, int, str]:
 
 class KernelArea(NamedTuple):
     """
-    A part of a kernel that moves as a whole: ``size`` bytes from an address on.
+    Part of a kernel that moves as a whole: ``size`` bytes from an address on.
 
-    ``name`` is that of a module's section; the kernel's only area has the name of the symbol at its start.
+    ``name`` is the name of a module's section. The kernel has only one area, named after the symbol at its start.
     """
 
     name: str
@@ -271,9 +279,9 @@ class KernelArea(NamedTuple):
 
 class KernelPlace(NamedTuple):
     """
-    The instruction at an address; ``raw`` is empty if it could not be read. ``where`` is the place for messages.
+    Instruction that a compiled program expects at an address; ``raw`` is empty if it could not be read.
 
-    ``definition`` is the number of its probe definition.
+    ``where`` is its name in messages. ``definition`` is the number of the probe definition.
     """
 
     definition: int
@@ -285,10 +293,10 @@ class KernelPlace(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class CarriedKernel:
     """
-    The data that a program needs about one build of the kernel, or of a kernel module.
+    Symbols and instructions of one build of the kernel or of a kernel module.
 
-    ``identity`` is the build-id in hex, ``path`` that of the file, for messages. ``module`` is the kernel's name of the
-    module, "" for the kernel itself. Offsets count from the first area.
+    ``identity`` is the build-id in hex; ``path`` is the path of the file, for messages. ``module`` is the kernel's name
+    of the module, or "" for the kernel itself. Offsets count from the first area.
     """
 
     identity: str
@@ -313,9 +321,9 @@ def listed(symbols: Iterable[KernelSymbol]) -> bytes:
 
 class NeededKallsyms(Kallsyms):
     """
-    A list of symbols that records the results of its lookups.
+    List of symbols that records the results of its lookups.
 
-    A list of the recorded symbols gives the same results: the nearest symbol before an address is in it as well.
+    A list of the recorded symbols gives the same results, because it contains the nearest symbol before each address.
     """
 
     def __init__(self, data: bytes) -> None:
@@ -340,13 +348,13 @@ class NeededKallsyms(Kallsyms):
             yield symbol
 
     def covering(self, address: int) -> KernelSymbol | None:
-        """Return the symbol that covers an address, and record its use, or None if there is none."""
+        """Return the symbol that covers an address and record its use, or return None if there is none."""
         found = super().covering(address)
         self._needed.update([found] if found is not None else ())
         return found
 
     def need_names(self, addresses: Iterable[int]) -> None:
-        """Record all names of the code that begins at these addresses: ftrace lists it under any of them."""
+        """Record all names of the code that begins at these addresses, because ftrace lists it under any of them."""
         for address in addresses:
             for name in self.names_at(address):
                 self._needed.update(symbol for symbol in super().find(name) if symbol.address == address)

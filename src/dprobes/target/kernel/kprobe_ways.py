@@ -1,11 +1,11 @@
 """
-The mechanism by which the kernel enters a kprobe: a call of ftrace, a jump, or a breakpoint, the slowest.
+Mechanism by which the kernel enters a kprobe: a call of ftrace, a jump, or a breakpoint, which is the slowest.
 
 The kernel chooses the mechanism some time after it has registered a kprobe. The prediction here follows
 ``can_optimize`` and ``copy_optimized_instructions`` in arch/x86/kernel/kprobes/opt.c, ``can_boost`` and
-``prepare_emulation`` in core.c beside it (Linux 6.1 to 6.18). A jump replaces whole instructions of at least five
-bytes. Nothing may jump to them or patch them, and the function may have no entries of the exception table and no
-indirect jumps.
+``prepare_emulation`` in core.c beside it (Linux 6.1 to 6.18). A jump replaces whole instructions with at least five
+bytes. No instruction may jump to these bytes and no code may patch them. The function must have no entries of the
+exception table and no indirect jumps.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ _TABLES = {
 
 _PREFIXES = b"\x66\xf2\xf3\xf0\x2e\x36\x3e\x26\x64\x65\x67"
 _NEVER_MOVED = b"\x2e\x67"
-"""The prefixes ``cs`` and address size; the kernel never boosts a copy with them."""
+"""The prefixes ``cs`` and address size. The kernel never boosts a copy with one of them."""
 
 
 class KprobeWay(enum.Enum):
-    """The ways to enter a kprobe, the fastest first; the values are for messages."""
+    """Mechanism by which a kprobe is entered, the fastest first; the values are for messages."""
 
     FTRACE = "ftrace"
     """ftrace calls the handler, without an exception."""
@@ -69,7 +69,11 @@ class KprobeWay(enum.Enum):
     EMULATED = "breakpoint, emulated"
     """The kernel emulates the instruction."""
     MOVED = "breakpoint, moved"
-    """A copy of the instruction is executed, and jumps back; in a preemptible kernel it ends in a breakpoint."""
+    """
+    The kernel executes a copy of the instruction, which jumps back.
+
+    In a preemptible kernel it ends in a breakpoint.
+    """
     MOVED_SINCE = "breakpoint, moved or stepped"
     """A copy is executed, and jumps back if the kernel boosts the opcode groups: see ``_Moves``."""
     STEPPED = "breakpoint, stepped"
@@ -78,7 +82,7 @@ class KprobeWay(enum.Enum):
 
 class _Moves(enum.IntEnum):
     """
-    The kernel versions that boost an instruction: its copy ends with a jump back, and needs no second breakpoint.
+    Kernel versions that boost an instruction: its copy ends with a jump back, and needs no second breakpoint.
 
     Instructions of opcode groups 2 to 5 (shifts, ``not``, ``neg``, ``mul``, ``div``, ``inc``, ``dec``) are boosted
     since "x86/kprobes: Boost more instructions from grp2/3/4/5" (Linux 6.10). No interface of the kernel shows whether
@@ -143,14 +147,14 @@ class KprobeWays:
         return _WAYS_OF_COPIES[self._moves(each)]
 
     def _ftrace_place(self, function: KernelSymbol) -> int | None:
-        """Return the address that ftrace patches in a function, or None if it does not."""
+        """Return the address that ftrace patches in a function, or None if ftrace cannot trace the function."""
         if not self._kernel.is_traceable(function.address):
             return None
         begins = self._kernel.text.read(function.address, _ENDBR)
         return function.address + (_ENDBR if begins in _LANDING_PADS else 0)
 
     def _jump_targets(self, instructions: Sequence[DecodedInstruction]) -> list[int] | None:
-        """Return the sorted targets of the function's jumps, or None if no kprobe in it can be optimized to a jump."""
+        """Return the sorted targets of the function's jumps, or None if no kprobe in it can become a jump."""
         targets = []
         for each in instructions:
             if each.address in self._exceptions:
@@ -213,7 +217,11 @@ class KprobeWays:
         return sorted([*self._entries("jump labels"), *self._entries("static calls")])
 
     def _entries(self, table: str) -> Iterator[int]:
-        """Iterate over the code addresses in a table of the kernel, named by its symbols; none if it cannot be read."""
+        """
+        Iterate over the code addresses in a table of the kernel, named by its symbols.
+
+        A table that cannot be read is empty.
+        """
         begins, ends, size = _TABLES[table]
         start, end = self._address(begins), self._address(ends)
         if start is None or end is None or self._kernel.memory.problem is not None:
@@ -282,7 +290,7 @@ def _is_indirect_jump(bare: bytes) -> bool:
 
 
 def _jump_target(bare: bytes, instruction: DecodedInstruction) -> int | None:
-    """Return the target of a direct jump, or None for other instructions."""
+    """Return the target of a direct jump, or None for another instruction."""
     first = bare[0] if bare else 0
     if 0x70 <= first <= 0x7F or 0xE0 <= first <= 0xE3 or first == 0xEB:
         distance = int.from_bytes(bare[1:2], "little", signed=True)

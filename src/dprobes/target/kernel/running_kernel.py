@@ -1,4 +1,4 @@
-"""The running kernel and its modules: symbols, addresses, code, and the ranges where the kernel refuses probes."""
+"""Running kernel and its modules: symbols, addresses, code, and the ranges where the kernel refuses probes."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _RENAMED = {
     "__kmalloc": ("__kmalloc_noprof",),
     "kmalloc": ("__kmalloc_noprof", "__kmalloc"),
 }
-"""Present names of renamed functions, by the former name; the likeliest is first."""
+"""Present names of renamed functions, by the former name. The likeliest is first."""
 
 _REPLACED = {
     # "clone: support passing tls argument via C" 3033f14ab78c (v4.2); "fork: introduce kernel_clone()" cad6967ac108
@@ -80,7 +80,7 @@ _REPLACED = {
     "system_call": ("entry_SYSCALL_64",),
     "ret_from_sys_call": ("syscall_return_via_sysret", "entry_SYSRETQ_unsafe_stack"),
 }
-"""Functions that replace a former function, with other arguments, by the former name; the likeliest is first."""
+"""Functions that replace a former function, with other arguments, by the former name. The likeliest is first."""
 
 _COUNTED = "pages are counted in arrays today: '{}' has the sums, less what each CPU has not added yet"
 # "mm, vmstat: add infrastructure for per-node vmstats" 75ef71840539 (v4.8)
@@ -171,7 +171,7 @@ def _begins_so(path: Path, kept: bytes) -> bool:
 
 
 def _without_generated(data: bytes) -> bytes:
-    """Return a list without the lines of generated code, which follow those of the kernel itself."""
+    """Return the list without the lines of generated code. In ``data``, they follow those of the kernel itself."""
     first = data.find(b"\t[")
     if first < 0:
         return data
@@ -211,11 +211,11 @@ class Text(Protocol):
     """The kernel's code (.text of the kernel and its modules), from memory or from files."""
 
     def read(self, address: int, size: int) -> bytes:
-        """Return up to ``size`` bytes at an address; empty if they cannot be read."""
+        """Return up to ``size`` bytes at an address, or no bytes if they cannot be read."""
         ...
 
     def problem_at(self, address: int) -> str | None:
-        """Return, as a clause, the reason why an address cannot be read; None if it can."""
+        """Return a clause with the reason why an address cannot be read, or None if it can."""
         ...
 
     def origin_of(self, address: int) -> str:
@@ -228,12 +228,12 @@ class Text(Protocol):
 
     @property
     def shift(self) -> int | None:
-        """Difference in bytes of the running kernel's addresses from its link addresses (KASLR); None if unknown."""
+        """Difference in bytes of the running kernel's addresses from its link addresses (KASLR), or None if unknown."""
         ...
 
 
 class KernelText:
-    """The kernel's memory as a file; ``problem`` is a clause, the reason why it cannot be read, or None."""
+    """Kernel's memory as a file. ``problem`` is None, or a clause with the reason why the memory cannot be read."""
 
     def __init__(
         self,
@@ -248,7 +248,7 @@ class KernelText:
         self.shift = shift
 
     def read(self, address: int, size: int) -> bytes:
-        """Return up to ``size`` bytes at an address; empty if they cannot be read."""
+        """Return up to ``size`` bytes at an address, or no bytes if they cannot be read."""
         if self._descriptor is None:
             return b""
         for segment in self._segments:
@@ -261,11 +261,15 @@ class KernelText:
         return b""
 
     def kernel_start(self) -> int | None:
-        """Return the address of the kernel's image (``proc_kcore_text_init`` in fs/proc/kcore.c); None if not shown."""
+        """
+        Return the address of the kernel's image, or None if the file does not show it.
+
+        Source: ``proc_kcore_text_init`` in fs/proc/kcore.c.
+        """
         return next((s.address for s in self._segments if _IMAGES_START <= s.address < _IMAGES_END), None)
 
     def problem_at(self, address: int) -> str | None:
-        """Return, as a clause, the reason why an address cannot be read; None if it can."""
+        """Return a clause with the reason why an address cannot be read, or None if it can."""
         return self.problem or (None if self.read(address, 1) else f"{KCORE} does not have the address")
 
     def origin_of(self, _address: int) -> str:
@@ -273,7 +277,7 @@ class KernelText:
         return ""
 
     def is_patched(self, _instruction: DecodedInstruction) -> bool:
-        """Return False: memory has the instructions as the kernel has patched them."""
+        """Return False: memory has the instructions after the kernel has patched them."""
         return False
 
     def close(self) -> None:
@@ -284,7 +288,7 @@ class KernelText:
 
 
 def open_text(path: Path = KCORE) -> KernelText:
-    """Open ``/proc/kcore``; if it cannot be read, ``problem`` of the result is the reason."""
+    """Open ``/proc/kcore``. If it cannot be read, the result's ``problem`` has the reason."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
@@ -332,8 +336,9 @@ _TRAMPOLINES = ("arch_rethook_trampoline", "__kretprobe_trampoline", "kretprobe_
 """
 Names of the trampoline whose address replaces a return address for a kretprobe.
 
-Linux kernel commits f3a112c0c40d ("x86,rethook,kprobes: Replace kretprobe with rethook on x86") (in v5.18) and
-adf8a61a940c ("kprobes: treewide: Make it harder to refer kretprobe_trampoline directly") (in v5.16) have renamed it.
+It was renamed by the Linux kernel commits adf8a61a940c ("kprobes: treewide: Make it harder to refer
+kretprobe_trampoline directly") (in v5.16) and f3a112c0c40d ("x86,rethook,kprobes: Replace kretprobe with rethook on
+x86") (in v5.18).
 """
 _FIRST_WORD = re.compile(rb"^\S+", re.MULTILINE)
 _ENDBR = 4
@@ -350,11 +355,11 @@ class LoadedModule(NamedTuple):
 
 class RunningKernel:
     """
-    The running kernel; ``/proc/kallsyms`` and other lists are read at their first use.
+    The running kernel. ``/proc/kallsyms`` and other lists are read at their first use.
 
-    Names of modules are those of the kernel; "" is the kernel itself. ``expected`` are known instructions by address,
-    for memory that cannot be read. Lists come from the cache, without generated code such as BPF programs, unless
-    ``reads_anew``.
+    Names of modules are the kernel's; "" is the kernel itself. ``expected`` has known instructions by address, for
+    memory that cannot be read. Lists come from the cache, without generated code such as BPF programs, unless
+    ``reads_anew`` is True.
     """
 
     is_loaded = True
@@ -383,7 +388,7 @@ class RunningKernel:
 
     @cached_property
     def symbols(self) -> Kallsyms:
-        """The symbols; raise ``TargetError`` if they are not readable."""
+        """Symbols of the kernel; raise ``TargetError`` if they cannot be read."""
         if self._symbols is None:
             try:
                 self._symbols = Kallsyms(self._read(KALLSYMS))
@@ -421,7 +426,7 @@ class RunningKernel:
 
     @cached_property
     def modules(self) -> Mapping[str, LoadedModule]:
-        """The loaded modules by name; empty if the kernel hides their addresses."""
+        """The loaded modules by name. The mapping is empty if the kernel hides their addresses."""
         if self._modules is not None:
             return self._modules
         found = {}
@@ -435,7 +440,11 @@ class RunningKernel:
         return found
 
     def base_of(self, module: str) -> int:
-        """Return the address from which offsets in a module count; raise ``TargetError`` if it is not loaded."""
+        """
+        Return the address from which offsets in a module count.
+
+        Raise ``TargetError`` if the module is not loaded.
+        """
         if not module:
             return self._text_start
         if module not in self.modules:
@@ -451,9 +460,9 @@ class RunningKernel:
 
     def symbol(self, name: str, module: str, *, is_code: bool = False) -> KernelSymbol:
         """
-        Return the symbol called ``name`` of a module; raise ``TargetError`` if there is none, or several.
+        Return the symbol with a name; raise ``TargetError`` if the module has none, or several.
 
-        With ``is_code``, symbols of code are preferred, and a former name stands for the present one.
+        With ``is_code``, symbols of code are preferred, and a former name finds the present one.
         """
         for each in (name, *present_names(name)) if is_code else (name,):
             found = self.symbols.find(each, module)
@@ -468,22 +477,22 @@ class RunningKernel:
 
     @property
     def return_trampolines(self) -> tuple[int, ...]:
-        """The addresses of the trampolines that replace return addresses for a kretprobe; empty if unknown."""
+        """Addresses of the trampolines that replace return addresses for kretprobes, or an empty tuple if unknown."""
         return tuple(symbol.address for name in _TRAMPOLINES for symbol in self.symbols.find(name, ""))
 
     def is_per_cpu(self, address: int) -> bool:
         """
-        Return whether an address is that of a per-CPU variable, from which the addresses of its copies are computed.
+        Return True if an address belongs to a per-CPU variable. The addresses of its copies are computed from it.
 
-        On x86-64 such addresses begin at 0 before Linux kernel commit 9d7de2aa8b41 ("x86/percpu/64: Use relative percpu
-        offsets") (in v6.15), and lie in the kernel's image since then.
+        On x86-64, such addresses begin at 0 before Linux kernel commit 9d7de2aa8b41 ("x86/percpu/64: Use relative
+        percpu offsets") (in v6.15). Since then they are in the kernel's image.
         """
         start, end = self._per_cpu_area
         return start <= address < end
 
     @property
     def per_cpu_offsets(self) -> int:
-        """The address of the array of each CPU's offset to its copies of per-CPU variables, or 0 if unknown."""
+        """Address of the array with each CPU's offset to its copies of per-CPU variables, or 0 if unknown."""
         return next((symbol.address for symbol in self.symbols.find(_PER_CPU_OFFSETS, "")), 0)
 
     @cached_property
@@ -503,7 +512,7 @@ class RunningKernel:
     @cached_property
     def blacklist(self) -> tuple[tuple[int, int, str], ...] | None:
         """
-        The ranges of the kprobes blacklist, as (first address, end (excluded), name); None if it cannot be read.
+        Ranges of the kprobes blacklist as (first address, end (excluded), name), or None if it cannot be read.
 
         The kernel collects it from NOKPROBE_SYMBOL and the sections .kprobes.text, .entry.text and .noinstr.text.
         """
@@ -533,7 +542,7 @@ class RunningKernel:
     @cached_property
     def skippable(self) -> frozenset[str] | None:
         """
-        The names of the functions whose execution may be skipped, or None if the list cannot be read.
+        Names of the functions whose execution may be skipped, or None if the list cannot be read.
 
         The kernel's source marks each of them with ALLOW_ERROR_INJECTION.
         """
@@ -545,7 +554,7 @@ class RunningKernel:
 
     @property
     def file(self) -> Path | None:
-        """The file of a kernel or module that is not running; None for the running kernel."""
+        """The file of a kernel or module that is not running, or None for the running kernel."""
         return None
 
     def offset_text(self, offset: int) -> str:
@@ -553,7 +562,11 @@ class RunningKernel:
         return f"{offset:#x} from where it is loaded"
 
     def refusal(self, address: int) -> str | None:
-        """Return the reason why the kernel refuses a probe at an address, a clause, or None if no reason is known."""
+        """
+        Return a clause with the reason why the kernel refuses a probe at an address.
+
+        Return None if no reason is known.
+        """
         if self.is_given_back(address):
             return "the kernel has executed it when it started, and given its memory back (__init)"
         padded = next((name for name in self.symbols.names_at(address) if name.startswith(_PADDING)), None)
@@ -578,7 +591,7 @@ class RunningKernel:
         return start, end
 
     def is_changed_later(self, address: int) -> bool:  # noqa: ARG002 - for code that is not in memory yet
-        """Return whether the loader may replace the code at an address, or False for code in memory."""
+        """Return True if the loader may replace the code at an address. Code in memory is final."""
         return False
 
     def anchor(self, address: int, module: str) -> tuple[str, int] | None:
@@ -606,7 +619,7 @@ class RunningKernel:
         return module.address + module.size if module is not None else function.address + 1
 
     def is_traceable(self, address: int) -> bool | None:
-        """Return whether ftrace can trace the function that begins at an address, or None if unknown."""
+        """Return True if ftrace can trace the function that begins at an address, or None if unknown."""
         if self._traceable_places is not None:
             places = self._traceable_places
             return b"%016x" % address in places or b"%016x" % (address + _ENDBR) in places
@@ -616,7 +629,7 @@ class RunningKernel:
 
     @cached_property
     def _traceable_places(self) -> frozenset[bytes] | None:
-        """The addresses that ftrace patches, as 16 hex digits each, or None if the kernel does not list them."""
+        """Addresses that ftrace patches, as 16 hex digits each, or None if the kernel does not list them."""
         # The list exists since Linux kernel commit 83f74441bcb1 ("ftrace: Show all functions with addresses in
         # available_filter_functions_addrs") (in v6.5).
         data = self._traced("available_filter_functions_addrs")
@@ -624,12 +637,12 @@ class RunningKernel:
 
     @cached_property
     def _traceable_names(self) -> frozenset[bytes] | None:
-        """The names of the functions that ftrace can trace, or None if the list cannot be read."""
+        """Names of the functions that ftrace can trace, or None if the list cannot be read."""
         data = self._traced("available_filter_functions")
         return None if data is None else frozenset(_FIRST_WORD.findall(data))
 
     def _traced(self, name: str) -> bytes | None:
-        """Return the contents of the file ``name`` of tracefs, or None if it cannot be read."""
+        """Return the contents of a file of tracefs, or None if it cannot be read."""
         for directory in _TRACING:
             try:
                 return self._read(directory / name)

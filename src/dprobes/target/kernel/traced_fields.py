@@ -25,7 +25,7 @@ SYSTEM_CALL_ENTRY, SYSTEM_CALL_END = "sys_enter", "sys_exit"
 
 
 class Form(Enum):
-    """The way in which a field's value is computed from the memory to which its path leads."""
+    """Way in which a field's value is computed from the memory to which its path leads."""
 
     NUMBER = "the number there"
     ADDRESS = "its address"
@@ -35,12 +35,12 @@ class Form(Enum):
 
 class TracedField(NamedTuple):
     """
-    A value that a BPF program reaches from its argument by loads.
+    Value that a BPF program reaches from its argument by loads.
 
-    The path begins at ``start``, an offset in bytes in the argument. Each number of ``path`` but the last is added to
-    the current address, to load the next address from there; adding the last one gives the place of the value. Without
-    a path the place is in the argument. The place has ``size`` bytes, 1, 2, 4 or 8. In 32-bit programs ``narrow_path``
-    is used.
+    The path begins at the offset ``start`` of the argument, in bytes. Each number of ``path`` but the last is added to
+    the current address, and the next address is loaded from there. Adding the last number gives the place of the value.
+    Without a path, the place is in the argument itself. The value has ``size`` bytes: 1, 2, 4 or 8. In 32-bit programs,
+    ``narrow_path`` is used.
     """
 
     type_name: str
@@ -53,7 +53,7 @@ class TracedField(NamedTuple):
 
 
 class Source(Enum):
-    """The argument that the kernel passes to a BPF program; the values are for messages."""
+    """Argument that the kernel passes to a BPF program; the values are for messages."""
 
     RECORD = "the tracepoint's record"
     ARGUMENTS = "the tracepoint's arguments"
@@ -62,7 +62,7 @@ class Source(Enum):
 
 class SystemCallNumbers(NamedTuple):
     """
-    The numbers of a system call in 64-bit (``wide``) and 32-bit processes, or None where the system call is missing.
+    Numbers of a system call in 64-bit (``wide``) and 32-bit (``narrow``) processes, or None where it is missing.
 
     ``number`` is the path to the number. ``status`` is the offset in ``struct task_struct`` of the word that selects
     one of the two tables of system calls.

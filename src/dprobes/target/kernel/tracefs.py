@@ -1,8 +1,8 @@
 """
-The files of tracefs: formats of tracepoints, and definitions of kprobe events.
+Files of tracefs: formats of tracepoints, and definitions of kprobe events.
 
-Where tracefs is not mounted, it is mounted for this process alone, by file descriptors without a mount point
-(``fsopen``, ``fsmount``). The kernel unmounts it when they are closed.
+If tracefs is not mounted, it is mounted for this process alone, without a mount point (``fsopen``, ``fsmount``). The
+kernel unmounts it when the file descriptors are closed.
 """
 
 from __future__ import annotations
@@ -40,11 +40,10 @@ _DYNAMIC = ("__data_loc ", "__rel_loc ")
 @dataclass(frozen=True, slots=True)
 class RecordField:
     """
-    A field of a tracepoint's record.
+    Field of a tracepoint's record; ``offset`` and ``size`` are in bytes.
 
-    ``offset`` and ``size`` are in bytes. ``is_array`` is true for an array. If ``place`` is "__data_loc" or
-    "__rel_loc", the field is a u32 whose lower half is the array's offset: from the record's start, or from the field's
-    end.
+    If ``place`` is "__data_loc" or "__rel_loc", the field is a u32 whose lower half is an offset to the array: from the
+    start of the record, or from the end of the field.
     """
 
     name: str
@@ -58,7 +57,7 @@ class RecordField:
 
 @dataclass(frozen=True, slots=True)
 class TraceFormat:
-    """The format of a tracepoint's record; ``number`` is the tracepoint's for perf_event_open(2)."""
+    """Format of a tracepoint's record. ``number`` is the tracepoint's number for perf_event_open(2)."""
 
     number: int
     fields: Mapping[str, RecordField]
@@ -92,7 +91,7 @@ _FSCONFIG_CMD_CREATE = 6
 
 
 class TraceFiles:
-    """The open root directory of tracefs; names of files are relative to it."""
+    """Open root directory of tracefs. Names of files are relative to it."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -109,7 +108,7 @@ class TraceFiles:
         return self._descriptor
 
     def append(self, name: str, line: str) -> None:
-        """Write a line to a file that takes commands; raise OSError if the kernel refuses it."""
+        """Write a line to a file that takes commands; raise OSError if the kernel refuses the command."""
         # Opening with O_TRUNC would remove the events of all others (probes_open in kernel/trace/trace_kprobe.c).
         descriptor = os.open(name, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, dir_fd=self._descriptor)
         try:
@@ -118,7 +117,7 @@ class TraceFiles:
             os.close(descriptor)
 
     def names(self, directory: str) -> list[str]:
-        """Return the sorted names of the directories in a directory; raise OSError if it cannot be read."""
+        """Return the sorted names of the subdirectories of a directory; raise OSError if it cannot be read."""
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._descriptor)
         try:
             with os.scandir(descriptor) as entries:
@@ -129,7 +128,7 @@ class TraceFiles:
 
 @contextmanager
 def open_trace_files() -> Iterator[TraceFiles]:
-    """Open the root of tracefs for the length of a ``with``; raise OSError if this process may not access it."""
+    """Open the root of tracefs for a ``with`` statement; raise OSError if this process may not access it."""
     descriptor = _open_directory()
     try:
         yield TraceFiles(descriptor)

@@ -1,13 +1,14 @@
 """
-The tracepoints and system calls of the running kernel, and the paths to their fields.
+Tracepoints and system calls of the running kernel, and the paths to their fields.
 
-A tracepoint has two sets of fields. Its *record* is the one of perf and tracefs: fields that the tracepoint computes,
-such as ``prev_pid``. Its *arguments* are those of the call in the kernel's code, such as ``prev``, a pointer to a
-``struct task_struct``, from which members are reached: ``prev.mm.pgd``. The kernel's type information (BTF) has the
-arguments, tracefs the records. Each may be inaccessible. A handler can use one of the two sets, not both.
+A tracepoint has two sets of fields. Its *record*, which perf and tracefs use, has fields that the tracepoint computes,
+such as ``prev_pid``. Its *arguments* are the arguments of the call in the kernel's code, such as ``prev``, a pointer to
+a ``struct task_struct``. Members are reached from them: ``prev.mm.pgd``. tracefs describes the records, the kernel's
+type information (BTF) the arguments. Each description may be inaccessible. A handler can use one of the two sets, not
+both.
 
 A system call is recognised by its number at ``raw_syscalls:sys_enter`` and ``sys_exit``. Its arguments are in the saved
-user registers (``struct pt_regs``), which are available at the end as well.
+user registers (``struct pt_regs``), which are available at the end, too.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ ARGUMENT_COUNT = 6
 
 @dataclass(frozen=True, slots=True)
 class SystemCall:
-    """A system call: its number in x86-64 and in i386, None where it is missing, and (type, name) of each parameter."""
+    """System call: its numbers in x86-64 and in i386 (None if missing), and (type, name) of each parameter."""
 
     name: str
     wide: int | None
@@ -85,7 +86,7 @@ _FORMS = {"": Form.ADDRESS, "__data_loc": Form.PLACED, "__rel_loc": Form.PLACED_
 _MADE_OF_CALLS = re.compile(r"\A(?:__(?:x64|ia32)_)?(?:sys|ksys|do_sys|compat_sys)_")
 """Prefixes of the names of functions that implement system calls."""
 _NO_TRACEPOINTS = ("ftrace",)
-"""Subsystems whose formats are those of ftrace's own records; nothing can attach to them."""
+"""Subsystems whose formats describe ftrace's own records. Nothing can attach to them."""
 
 _ENTRY, _END = SYSTEM_CALL_ENTRY, SYSTEM_CALL_END
 """The tracepoints ``(struct pt_regs *regs, long id)`` and ``(struct pt_regs *regs, long ret)``."""
@@ -101,7 +102,7 @@ _NUMBERS = {
     "umode_t": (2, False),
 }
 """
-Size in bytes and signedness of a system call's parameter, by its type: the part of the register that is used.
+Size in bytes and signedness of a system call's parameter, by its type. The rest of the register is ignored.
 
 Other types are unsigned words, such as ``size_t`` and pointers.
 """
@@ -120,17 +121,17 @@ class FieldError(TargetError):
 
 
 class KernelTracepoints:
-    """The tracepoints of the running kernel; their descriptions are read once, at their first use."""
+    """Tracepoints of the running kernel. Their descriptions are read once, when they are first used."""
 
     def __init__(self) -> None:
         self._shapes: dict[tuple[str, str], tuple[TraceFormat | None, OSError | None]] = {}
 
     def find(self, subsystem: str, name: str, fields: Iterable[str]) -> TracedEvent:
         """
-        Return a tracepoint with the paths to these fields.
+        Return a tracepoint with the paths to the fields.
 
-        Raise ``TargetError`` if the tracepoint does not exist, or this user may not read its description, and
-        ``FieldError`` if it lacks one of the fields.
+        Raise ``TargetError`` if the tracepoint does not exist, or the user may not read its description. Raise
+        ``FieldError`` if it lacks a field.
         """
         wanted = list(fields)
         shape, problem = self._shape(subsystem, name)
@@ -216,22 +217,22 @@ class KernelTracepoints:
         return fields
 
     def subsystems(self) -> list[str]:
-        """Return the subsystems that have tracepoints; raise OSError if they are not readable."""
+        """Return the subsystems that have tracepoints; raise OSError if they cannot be read."""
         with open_trace_files() as files:
             return [name for name in files.names("events") if name not in _NO_TRACEPOINTS]
 
     def names(self, subsystem: str) -> list[str]:
-        """Return the tracepoints of a subsystem; raise OSError if they are not readable."""
+        """Return the tracepoints of a subsystem; raise OSError if they cannot be read."""
         with open_trace_files() as files:
             return files.names(f"events/{subsystem}")
 
     def record_fields(self, subsystem: str, name: str) -> Mapping[str, RecordField]:
-        """Return the fields of a tracepoint's record; empty if they are not readable."""
+        """Return the fields of a tracepoint's record. The mapping is empty if they cannot be read."""
         shape, _ = self._shape(subsystem, name)
         return {} if shape is None else shape.fields
 
     def arguments(self, name: str) -> list[tuple[str, str]]:
-        """Return type and name of each argument of a tracepoint; empty if they are not readable."""
+        """Return type and name of each argument of a tracepoint. The list is empty if they cannot be read."""
         try:
             return [(self._types.type_name(number), each) for each, (_, number) in self._parameters(name).items()]
         except (OSError, TargetError):

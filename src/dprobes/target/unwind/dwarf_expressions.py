@@ -1,11 +1,11 @@
 """
 DWARF expressions: a stack machine that computes a location or a value (DWARF 5, 2.5 and 2.6; GNU's forms).
 
-It computes with trees. Known values become numbers at once, so an expression over readable memory and registers ends in
-a number; a value that is known only at a hit stays a tree. Where a jump depends on a tree, both ways are followed.
+It computes with trees. Known values become numbers at once, so an expression over readable memory and registers results
+in a number. A value that is known only at a hit stays a tree. If a jump depends on a tree, both ways are followed.
 
-The contexts of expressions differ in the values that they can read, and in their bases; the caller passes both. Unwind
-tables have no base; debug information has frames, types, and indexed addresses.
+The caller passes the context of an expression, which determines the values that can be read, and the bases. Unwind
+tables have no base. Debug information has frames, types, and indexed addresses.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ __all__ = [
 ]
 
 SIZE_MAX = 64
-"""Maximum number of nodes of a tree; compilers emit some ten."""
+"""Maximum number of nodes of a tree. Compilers need about ten."""
 
 _STEPS_MAX = 512
 _STACK_MAX = 64
 _FORKS_MAX = 3
-"""Maximum number of jumps on one path that depend on a tree; each of them doubles the number of paths."""
+"""Maximum number of jumps on one path that depend on a tree. Each of them doubles the number of paths."""
 
 # Trees. Numbers are unsigned words that wrap; operators whose names end with ``s`` take them as signed.
 
@@ -97,7 +97,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """An operator of C with one or two operands: ``+ - * / % & | ^ << >> ~ neg abs``, ``/s >>s``, and ``== <s`` …."""
+    """Operation of C with one or two operands: ``+ - * / % & | ^ << >> ~ neg abs``, ``/s >>s``, and ``== <s`` …."""
 
     operator: str
     left: Node
@@ -129,7 +129,7 @@ Node = Number | RegisterContent | LinkAddress | FrameAddressOf | Loaded | Operat
 
 
 def size_of_tree(*nodes: Node | None) -> int:
-    """Return the total number of nodes in these expression trees; None is an empty one."""
+    """Return the total number of nodes in these expression trees. A tree that is None has no nodes."""
     return sum(getattr(node, "nodes", 0) or 1 for node in nodes if node is not None)
 
 
@@ -191,7 +191,7 @@ Location = InMemory | InRegister | Computed | Known | Unavailable | Pieces
 
 
 class NowhereError(Exception):
-    """Raised for a DWARF expression whose variable has no location, or whose value cannot be computed."""
+    """Error of a DWARF expression whose variable has no location, or whose value cannot be computed."""
 
     def __init__(self, reason: str, *, is_at_entry: bool = False) -> None:
         super().__init__(reason)
@@ -199,7 +199,7 @@ class NowhereError(Exception):
 
 
 class BaseType(NamedTuple):
-    """The type of a number: its size in bytes, 0 for a word, and whether it is signed."""
+    """Type of a number: its size in bytes, or 0 for a word, and its signedness."""
 
     size: int = 0
     is_signed: bool = False
@@ -207,12 +207,12 @@ class BaseType(NamedTuple):
 
 class Expressible(NamedTuple):
     """
-    The context in which expressions are evaluated.
+    Context in which expressions are evaluated.
 
-    ``register`` returns the content of a register, ``memory`` a number of bytes at an address, ``address`` an address
-    of code or data. ``bases`` are additional operations by name; they push the result for their operand. ``type_at``
-    returns the type at an offset. All raise ValueError, ``TargetError`` or ``NowhereError`` for a value that does not
-    exist.
+    * ``register`` returns the content of a register, ``memory`` a number of bytes at an address, ``address`` an address
+      of code or data, and ``type_at`` the type at an offset. They raise ValueError, ``TargetError`` or ``NowhereError``
+      if there is no value.
+    * ``bases`` has additional operations by name, which push the result for their operand.
     """
 
     word_size: int
@@ -229,11 +229,11 @@ _WORD = BaseType()
 
 class _Row(NamedTuple):
     """
-    An operation: its name, and its operands.
+    Operation of DWARF expressions: its name, and the forms of its operands.
 
-    ``a`` is an address, ``B b H h I i Q q`` are numbers as in ``struct``, ``t`` is a type. ``u`` and ``s`` are LEB128
-    without and with a sign. ``x`` and ``X`` are blocks whose sizes are LEB128 and a byte. ``given`` are operands that
-    the opcode implies.
+    ``a`` is an address, ``B b H h I i Q q`` are numbers as in ``struct``, ``t`` is a type. ``u`` and ``s`` are LEB128,
+    unsigned and signed. ``x`` is a block whose size is LEB128, ``X`` a block whose size is a byte. ``given`` has
+    operands that the opcode implies.
     """
 
     name: str
@@ -320,9 +320,9 @@ class _Typed(NamedTuple):
 
 def executed(expression: bytes, about: Expressible, initial: int | None = None) -> Location:
     """
-    Return the location that an expression describes; its stack begins with ``initial``.
+    Evaluate an expression and return the location that it describes.
 
-    Raise IndexError or ValueError for a malformed expression.
+    ``initial`` is on the stack first. Raise IndexError or ValueError for a malformed expression.
     """
     machine = _Machine(expression, about)
     if initial is not None:
@@ -417,7 +417,7 @@ class _Machine:
     # Operations: each method executes one, and returns False if it does not handle it
 
     def _stacked(self, name: str, operands: Sequence[Any]) -> bool:
-        """Execute an operation that rearranges the stack or pushes; return False if it is another operation."""
+        """Execute an operation that rearranges the stack or pushes a value. Return False for any other operation."""
         stack, about = self.stack, self._about
         match name, operands:
             case "const", [value]:
@@ -453,7 +453,7 @@ class _Machine:
         return True
 
     def _ends(self, name: str, operands: Sequence[Any]) -> bool:
-        """Execute an operation that defines a location; return False if it is another operation."""
+        """Execute an operation that defines a location. Return False for any other operation."""
         match name, operands:
             case "reg", [number]:
                 self._place = InRegister(number)
@@ -482,7 +482,7 @@ class _Machine:
 
     def _calculate(self, name: str) -> bool:
         """
-        Execute an arithmetic operation or a comparison; return False if it is another operation.
+        Execute an arithmetic operation or a comparison. Return False for any other operation.
 
         The result has the type of the operands; the result of a comparison is a word.
         """
@@ -558,7 +558,7 @@ def _choice(condition: Node, chosen: Node, otherwise: Node) -> Choice:
 
 
 def moved(node: Node, distance: int, mask: int) -> Node:
-    """Return a node plus a number; words have the bits of ``mask``."""
+    """Return a node plus a number. All bits of a word are set in ``mask``."""
     distance &= mask
     match node:
         case _ if not distance:

@@ -1,9 +1,9 @@
 """
-Call frame instructions: the locations of the caller's registers at each instruction.
+Call frame instructions, which describe the locations of the caller's registers at each instruction.
 
 A *row* applies from an address on. It has the rule for the canonical frame address (CFA), which is the caller's stack
-pointer, and a rule for each saved register. The code of one function has a *description* (FDE); many share a *common
-entry* (CIE)::
+pointer, and a rule for each saved register. The code of one function has a *description* (FDE). Several descriptions
+share a *common entry* (CIE)::
 
     common entry       u32 length | u32 0 | version, augmentation, alignments, return address, augmentation data
                        | instructions
@@ -47,10 +47,10 @@ DEBUG_COMMON = 0xFFFFFFFF
 """Id of a common entry in ``.debug_frame``."""
 
 _ENTRY_MAX = 1 << 20
-"""Maximum size of an entry in bytes; the longest ones of compilers have some thousands."""
+"""Maximum size of an entry in bytes. The longest entries of compilers have some thousands."""
 
 _TABLE_MAX = 1 << 22
-"""Maximum number of functions in a table; the largest programs have a million."""
+"""Maximum number of functions in a table. The largest programs have a million."""
 
 _UDATA4, _DATAREL_SDATA4 = 0x03, 0x3B
 _OMITTED = 0xFF
@@ -74,11 +74,11 @@ class FrameImage(Protocol):
 
 class CommonEntry(NamedTuple):
     """
-    A common information entry (CIE): the common part of the descriptions of several functions.
+    Common information entry (CIE): the common part of the descriptions of several functions.
 
-    ``return_register`` is the column of the return address, by its DWARF number. ``encoding`` is that of pointers. In a
-    signal frame the return address is that of the interrupted instruction, not of the one after a call. Descriptions
-    name tables of landing pads if ``table_encoding`` is not None.
+    ``return_register`` is the DWARF number of the column of the return address. ``encoding`` is the encoding of
+    pointers. In a signal frame, the return address is the address of the interrupted instruction, not of the one after
+    a call. If ``table_encoding`` is not None, descriptions refer to tables of landing pads.
     """
 
     code_alignment: int
@@ -143,7 +143,7 @@ def _entry(image: FrameImage, address: int) -> tuple[ByteReader, int]:
 
 
 def common_entry(data: ByteReader, word_size: int) -> CommonEntry:
-    """Return the common entry of the bytes from its version on; ValueError or IndexError if they are malformed."""
+    """Parse a common entry from its version on; raise ValueError or IndexError if it is malformed."""
     version = data.number(1)
     augmentation = data.text()
     if version not in (1, 3, 4):
@@ -181,14 +181,14 @@ def common_entry(data: ByteReader, word_size: int) -> CommonEntry:
 
 def search_table(image: FrameImage, address: int) -> array[int]:
     """
-    Return the table of ``.eh_frame_hdr`` at an address: starts and descriptions of functions, counted from there.
+    Return the table of ``.eh_frame_hdr``: starts and descriptions of functions, relative to ``address``.
 
     ::
 
         u8 version 1 | u8 encodings of: the pointer, the count, the table | pointer to .eh_frame
         | u32 count | rows of s32 start, s32 description, both from the header on, sorted
 
-    Raise ValueError if it has an encoding that linkers do not write, or too many rows; ``TargetError`` if it is
+    Raise ValueError if it has an encoding that linkers do not write, or too many rows. Raise ``TargetError`` if it is
     missing.
     """
     version, pointer, *encodings = image.read(address, 4)
@@ -212,7 +212,7 @@ class RuleKind(enum.Enum):
     """The kinds of rules for the caller's value of a register."""
 
     UNDEFINED = enum.auto()
-    """The value is lost; of the return address: there is no caller."""
+    """The value is lost. For the return address, this means that there is no caller."""
     SAME = enum.auto()
     """The value is unchanged in the register."""
     AT = enum.auto()
@@ -224,11 +224,11 @@ class RuleKind(enum.Enum):
     AT_EXPRESSION = enum.auto()
     """The value is in memory, at the address that the expression computes."""
     EXPRESSION = enum.auto()
-    """The value is that of the expression."""
+    """The expression computes the value."""
 
 
 class RegisterRule(NamedTuple):
-    """The rule for one register of the caller; ``expression`` is empty for kinds without one."""
+    """Rule for one register of the caller. ``expression`` is empty for kinds that have none."""
 
     kind: RuleKind
     number: int = 0
@@ -236,7 +236,7 @@ class RegisterRule(NamedTuple):
 
 
 class FrameAddress(NamedTuple):
-    """The rule for the frame address: a register, by its DWARF number, plus an offset; or an expression."""
+    """Rule for the frame address: a register, by its DWARF number, plus an offset, or an expression."""
 
     register: int | None
     offset: int
@@ -265,15 +265,15 @@ _INSTRUCTIONS: Mapping[int, tuple[str | RuleKind, str]] = {
 """
 Call frame instructions by opcode: the action, or the kind of rule that is set for a register, and the operands.
 
-``a`` is an address, a digit a size in bytes, ``u`` LEB128, ``b`` a block; ``d``, ``D`` and ``n`` are LEB128 times the
-data alignment: unsigned, signed, and negated.
+``a`` is an address, a digit is a size in bytes, ``u`` is LEB128, ``b`` a block. ``d``, ``D`` and ``n`` are LEB128 times
+the data alignment: unsigned, signed, and negated.
 """
 
 _NOWHERE = FrameAddress(None, 0)
 
 
 def rows_of(description: FrameDescription, word_size: int) -> list[Row]:
-    """Return the rows of a function in order; raise ValueError or IndexError for malformed instructions."""
+    """Return the rows of a function in order; raise ValueError or IndexError if instructions are malformed."""
     machine = _Machine(description, word_size)
     machine.run(description.common.instructions.rest())
     machine.keep_initial()
@@ -295,7 +295,7 @@ class _Machine:
         self._found: list[Row] = []
 
     def keep_initial(self) -> None:
-        """Save the present register rules, those of the common entry, to which DW_CFA_restore returns."""
+        """Save the present register rules, which are those of the common entry, for DW_CFA_restore."""
         self._initial = dict(self._rules)
 
     def run(self, data: ByteReader) -> None:

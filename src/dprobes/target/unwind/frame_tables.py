@@ -1,8 +1,8 @@
 """
-The rules for frames by the address of code: from the memory of a process, or from files.
+Rules for call frames by the address of code, from the memory of a process or from files.
 
 Files have tables that are not in the memory of a process, or cannot be found there. ``.eh_frame`` of static programs
-has no search table. Compilers write ``.debug_frame`` where exceptions are off, as for Go; it may be in a separate debug
+has no search table. Compilers write ``.debug_frame`` if exceptions are off, as for Go; it may be in a separate debug
 file.
 
 ::
@@ -67,7 +67,7 @@ _KEPT_MAX = 1 << 16
 
 
 class CodeRules(NamedTuple):
-    """The rules of the code of one function; ``starts`` are the addresses from which its ``rows`` apply."""
+    """Rules of the code of one function. ``starts`` has the addresses from which its ``rows`` apply."""
 
     start: int
     end: int
@@ -76,16 +76,16 @@ class CodeRules(NamedTuple):
     rows: list[Row]
 
     def row_at(self, address: int) -> Row | None:
-        """Return the row that applies at an address, or None before the first one."""
+        """Return the row that applies at an address, or None before the first row."""
         number = bisect_right(self.starts, address) - 1
         return self.rows[number] if number >= 0 else None
 
 
 class MemoryFrameTable:
     """
-    The rules for the code of a module in memory; all addresses are run-time ones.
+    Rules for the code of a module in memory; all addresses are run-time addresses.
 
-    ``numbers`` are pairs of a function's start and its description, both relative to ``origin``, sorted.
+    ``numbers`` has sorted pairs of a function's start and its description, both relative to ``origin``.
     """
 
     def __init__(self, image: FrameImage, origin: int, numbers: array[int]) -> None:
@@ -101,9 +101,9 @@ class MemoryFrameTable:
     @classmethod
     def at(cls, image: FrameImage, base: int) -> MemoryFrameTable | None:
         """
-        Return the table of the module whose ELF header is at ``base`` in memory; None if it has no ``.eh_frame_hdr``.
+        Return the table of the module whose ELF header is at ``base`` in memory.
 
-        None also means a table in a format that linkers do not write.
+        Return None if it has no ``.eh_frame_hdr``, or a table in a format that linkers do not write.
         """
         try:
             header = _table_address(image, base)
@@ -142,7 +142,11 @@ class MemoryFrameTable:
 
 
 def code_rules(image: FrameImage, place: int, *, is_debug: bool = False) -> CodeRules | None:
-    """Return the rules of the description at an address, or an offset of ``.debug_frame``; None if it is unreadable."""
+    """
+    Return the rules of a frame description, or None if it is unreadable.
+
+    ``place`` is an address or, with ``is_debug``, an offset in ``.debug_frame``.
+    """
     try:
         found = read_description(image, place, is_debug=is_debug)
         rows = rows_of(found, image.word_size)
@@ -152,7 +156,7 @@ def code_rules(image: FrameImage, place: int, *, is_debug: bool = False) -> Code
 
 
 def _table_address(image: FrameImage, base: int) -> int | None:
-    """Return the address of ``.eh_frame_hdr``, or None if the program headers have none, or are of another format."""
+    """Return the address of ``.eh_frame_hdr``, or None if there is none, or the headers have another format."""
     order = "<" if image.byte_order == "little" else ">"
     wide = image.word_size == 8
     header = image.read(base, 64 if wide else 52)
@@ -181,7 +185,7 @@ def _table_address(image: FrameImage, base: int) -> int | None:
 
 
 _ENTRIES_MAX = 1 << 18
-"""Maximum number of functions of a file; a program of Go has some tens of thousands."""
+"""Maximum number of functions of a file. A Go program has some tens of thousands."""
 
 _FILES_KEPT_MAX = 4096
 
@@ -213,14 +217,14 @@ class _SectionImage(NamedTuple):
 
 
 class FileFrames:
-    """The unwind tables of one file, by its link addresses; they are read at the first lookup."""
+    """Unwind tables of one file, by link addresses. They are read at the first lookup."""
 
     def __init__(self, elf: ElfFile) -> None:
         self.elf = elf
         self._rules: OrderedDict[tuple[bool, int], CodeRules | None] = OrderedDict()
 
     def rules_at(self, address: int) -> CodeRules | None:
-        """Return the rules of the function that covers a link address; None and errors are as in ``FrameRules``."""
+        """Return the rules of the function that covers a link address. None and errors are as in ``FrameRules``."""
         frames = self.elf.frames
         number = bisect_right(frames.starts, address) - 1
         if number >= 0:
@@ -246,7 +250,7 @@ class FileFrames:
 
     @cached_property
     def _debug(self) -> _SectionImage:
-        """The section ``.debug_frame`` of the file, or of its debug file; empty if there is none."""
+        """The section ``.debug_frame`` of the file or of its debug file. It is empty if there is none."""
         for elf in (self.elf, find_debug_file(self.elf)):
             with contextlib.suppress(TargetError):  # the file is damaged
                 if elf is not None and (section := section_bytes(elf, ".debug_frame")).size:
@@ -282,7 +286,7 @@ class MovedFrames:
         self._moved: dict[int, CodeRules] = {}
 
     def rules_at(self, address: int) -> CodeRules | None:
-        """Return the rules of the function that covers a run-time address; None and errors are as in ``FrameRules``."""
+        """Return the rules of the function that covers a run-time address. None and errors are as in ``FrameRules``."""
         found = self._frames.rules_at(address - self._bias)
         if found is None or not self._bias:
             return found
@@ -307,7 +311,7 @@ class LateFrames:
         return self._make()
 
     def rules_at(self, address: int) -> CodeRules | None:
-        """Return the rules of the function that covers an address; None and errors are as in ``FrameRules``."""
+        """Return the rules of the function that covers an address. None and errors are as in ``FrameRules``."""
         return None if self._made is None else self._made.rules_at(address)
 
 
@@ -323,12 +327,16 @@ class _Completed(NamedTuple):
 
 
 def completed(first: FrameRules | None, second: FrameRules | None) -> FrameRules | None:
-    """Return a table that uses the second one for addresses that the first one lacks, or None if both are None."""
+    """Return a table that uses ``second`` for addresses that ``first`` lacks, or None if both are None."""
     return _Completed(first, second) if first is not None and second is not None else first or second
 
 
 def moved_to(frames: FileFrames, mapping: Mapping, word_size: int, byte_order: ByteOrder) -> MovedFrames | None:
-    """Return a file's tables at the addresses of a mapping, or None if it is for another processor, or maps no code."""
+    """
+    Return a file's tables at the addresses of a mapping.
+
+    Return None if the file is for another processor, or the mapping has no code.
+    """
     elf = frames.elf
     if elf.word_size != word_size or elf.byte_order != byte_order:
         return None
@@ -394,7 +402,7 @@ def _landing_pads(elf: ElfFile, function: FrameDescription, segments: dict[int, 
 
 
 def _bytes_from(elf: ElfFile, address: int, segments: dict[int, bytes]) -> ByteReader:
-    """Return the bytes from an address to the end of its segment; ``segments`` caches the segments' bytes."""
+    """Return the bytes from an address to the end of its segment. ``segments`` caches the bytes of segments."""
     segment = next((s for s in elf.load_segments if 0 <= address - s.vaddr < s.filesz), None)
     if segment is None:
         raise TargetError(f"'{elf.path}' has no table at address 0x{address:x}")

@@ -1,4 +1,4 @@
-"""The memory of a process for the stack walk: bytes, and the unwind tables of the mapped modules."""
+"""Memory of a process for the stack walk: bytes, and the unwind tables of the mapped modules."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ _ANSWERS_MAX = 1 << 14
 
 class ProcessSpace:
     """
-    The address space of a process; ``read_memory`` raises ``TargetError`` for unmapped memory.
+    Address space of a process. ``read_memory`` raises ``TargetError`` for unmapped memory.
 
-    Tables are read from memory and not from files. So they match the executed code, also of deleted files, of files
-    that differ in this mount namespace, and of the ``[vdso]``.
+    Tables are read from memory and not from files. So they match the executed code, also for deleted files, for files
+    that differ in this mount namespace, and for the ``[vdso]``.
 
-    Call ``forget`` when mappings may have changed. The mappings are read again at an address outside of the known ones.
-    ``open_file`` returns the tables of a mapped file, None if it is not accessible; they serve addresses that no table
-    in memory covers.
+    Call ``forget`` when mappings may have changed. The mappings are read again if an address is outside of the known
+    ones. ``open_file`` returns the tables of a mapped file, or None if the file is not accessible; they are used for
+    addresses that no table in memory covers.
     """
 
     byte_order: ByteOrder = sys.byteorder
@@ -73,7 +73,7 @@ class ProcessSpace:
         self._answers: dict[int, FrameRules | None] = {}
 
     def forget(self) -> None:
-        """Forget the mappings; a table is kept if the same file is mapped at the same address again."""
+        """Forget the mappings. A table is kept if the same file is mapped at the same address again."""
         self._mappings = ()
         self._starts = []
         self._answers.clear()
@@ -104,7 +104,11 @@ class ProcessSpace:
         return self._tables[key]
 
     def _file_table(self, mapping: Mapping) -> FrameRules | None:
-        """Return the table of the mapped file, for functions that the table in memory lacks; None without one."""
+        """
+        Return the table of the mapped file, for functions that the table in memory lacks.
+
+        Return None if there is none.
+        """
         frames = self._open_file(mapping) if self._open_file is not None and mapping.is_file else None
         return None if frames is None else moved_to(frames, mapping, self.word_size, self.byte_order)
 
@@ -115,7 +119,7 @@ class ProcessSpace:
 
     @property
     def is_known(self) -> bool:
-        """True if its mappings could be read; those of a zombie process cannot."""
+        """True if the mappings could be read. Those of a zombie process cannot."""
         return bool(self._mappings)
 
     def is_alive(self) -> bool:
@@ -139,7 +143,7 @@ class ProcessSpace:
         return self._mappings[number]
 
     def _base_of(self, mapping: Mapping) -> int | None:
-        """Return the address of the first byte of a mapping's file, or None if it is not mapped."""
+        """Return the address at which the first byte of a mapping's file is mapped, or None if it is not mapped."""
         for each in reversed(self._mappings[: bisect_right(self._starts, mapping.start)]):
             if (each.device, each.inode, each.path) == (
                 mapping.device,
@@ -154,7 +158,7 @@ _FILES_MAX = 64
 """Maximum number of files that are kept open."""
 
 _SIZE_MAX, _FOREIGN_MAX = 1 << 30, 64 << 20
-"""Maximum sizes in bytes of a file that is read, and of one that another user owns."""
+"""Maximum size in bytes of a file that is read, and of a file that another user owns."""
 
 
 class MappedFiles:
@@ -171,7 +175,11 @@ class MappedFiles:
         return found
 
     def frames_at(self, pid: int, mapping: Mapping) -> FileFrames | None:
-        """Return the unwind tables of a mapped file, also of another mount namespace; None if it is not accessible."""
+        """
+        Return the unwind tables of a mapped file, or None if it is not accessible.
+
+        The file may be in another mount namespace.
+        """
         elf = self.of(mapping, pid)
         return None if elf is None else self.frames_of(elf)
 
@@ -197,7 +205,7 @@ class MappedFiles:
 
 
 class _Loaded(NamedTuple):
-    """A module as it was mapped; ``bias`` is the run-time address minus the link address."""
+    """Module as it was mapped. ``bias`` is the run-time address minus the link address."""
 
     elf: ElfFile
     bias: int
@@ -216,10 +224,10 @@ class _Loaded(NamedTuple):
 
 class FileSpace:
     """
-    The address space of a process that has exited: code and unwind tables from its files, and a copied stack.
+    Address space of a process that has exited: code and unwind tables from its files, and a copied stack.
 
-    A file counts only if it is still the one that the process had mapped, by its inode. ``read_stack`` returns bytes of
-    a copied stack; it raises ``TargetError`` for other addresses.
+    A file is used only if its inode is the one that the process had mapped. ``read_stack`` returns bytes of a copied
+    stack, and raises ``TargetError`` for other addresses.
     """
 
     byte_order: ByteOrder = sys.byteorder
@@ -238,7 +246,7 @@ class FileSpace:
         self._tables: dict[int, FrameRules | None] = {}
 
     def read(self, address: int, n: int) -> bytes:
-        """Return ``n`` bytes of the stack or of a module; raise ``TargetError`` if they are in no file."""
+        """Return ``n`` bytes of the stack or of a module; raise ``TargetError`` if neither has them."""
         with contextlib.suppress(TargetError):
             return self.read_stack(address, n)
         for loaded in self._loaded.values():

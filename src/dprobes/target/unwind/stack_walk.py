@@ -1,8 +1,9 @@
 """
-The walk up a call stack: from the registers of one frame to those of its caller, by the unwind tables.
+Walk up a call stack: from the registers of a frame to those of its caller, by the unwind tables.
 
-The walk ends at a frame without a caller (a thread's first function), and where the tables are missing or malformed. It
-also ends where memory cannot be read, or frames do not come nearer to the bottom of the stack. It never guesses.
+The walk ends at a frame without a caller (a thread's first function), and where tables are missing or malformed. It
+also ends where memory cannot be read, or a frame is not nearer to the bottom of the stack than the one before. The walk
+never guesses.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ __all__ = ["COLUMNS", "CallStack", "UnwindSpace", "evaluate", "walk"]
 
 def evaluate(expression: bytes, registers: Mapping[int, int], image: FrameImage, initial: int | None = None) -> int:
     """
-    Return the address that a DWARF expression computes; its stack begins with ``initial``, unless that is None.
+    Return the address that a DWARF expression computes. ``initial`` is on its stack first, unless it is None.
 
-    Raise ValueError or IndexError for a malformed expression or an unknown register, ``TargetError`` for unmapped
+    Raise ValueError or IndexError for a malformed expression or an unknown register, and ``TargetError`` for unmapped
     memory.
     """
 
@@ -103,7 +104,11 @@ class UnwindSpace(FrameImage, Protocol):
 
 
 def walk(space: UnwindSpace, columns: Columns, registers: Mapping[int, int], limit: int) -> CallStack:
-    """Return the call stack of a thread, at most ``limit`` frames; ``registers`` are keyed by DWARF register number."""
+    """
+    Return the call stack of a thread, at most ``limit`` frames.
+
+    ``registers`` has values by DWARF register number.
+    """
     current = dict(registers)
     found: list[int] = []
     is_exact = True  # False for a return address, which is that of the instruction after a call
@@ -128,7 +133,11 @@ def walk(space: UnwindSpace, columns: Columns, registers: Mapping[int, int], lim
 def _caller(
     space: UnwindSpace, columns: Columns, registers: dict[int, int], address: int, *, is_innermost: bool
 ) -> tuple[dict[int, int], bool] | StackEnd:
-    """Return the registers of the caller, and True if it was interrupted and made no call; or the end of the walk."""
+    """
+    Return the registers of the caller, or the reason why the walk ends.
+
+    The second item is True if the caller was interrupted, and made no call.
+    """
     table = space.table_at(address)
     rules = table.rules_at(address) if table is not None else None
     row = rules.row_at(address) if rules is not None else None
