@@ -245,6 +245,12 @@ def kernel_state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
+def processor_time(pid: int) -> int:
+    """Return the CPU time that a process has used so far, in hundredths of a second."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
 def children_of(pid: int) -> list[int]:
     """Return the children that the threads of a process have started."""
     found: list[int] = []

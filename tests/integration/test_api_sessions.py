@@ -19,7 +19,7 @@ import pytest
 import dprobes
 from dprobes import Item, ProbeState
 from integration.ebpf.insessions import on_demand
-from integration.support import await_true, code_is_original, is_traced, running
+from integration.support import TIMEOUT, await_true, code_is_original, is_traced, running
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -204,7 +204,7 @@ def test_a_command_that_was_not_let_go_never_begins(tmp_path: Path, engine: str)
     with dprobes.launch(["touch", str(ran)], engine=engine) as session:
         session.insert(exits())
         session.stop()
-        assert (session.wait(20), list(session.records())) == (None, [])
+        assert (session.wait(TIMEOUT), list(session.records())) == (None, [])
     assert children() == set()
     assert not ran.exists()
 
@@ -217,7 +217,7 @@ def test_a_command_that_cannot_be_executed_is_told_where_it_begins(tmp_path: Pat
         session.insert(exits())
         with pytest.raises(dprobes.TargetError, match="broken' cannot be started: "):
             session.go()
-        assert session.wait(20) is None
+        assert session.wait(TIMEOUT) is None
     assert children() == set()
 
 
@@ -305,7 +305,7 @@ def test_several_programs_share_global_variables(path: Path) -> None:
         target.say("call 1")
         await_true(lambda: session.counts()[8, 1].hits == 11, "one hit more")
         assert session.counts()[7, 1].hits == 10
-        majors = [record.major for record in session.records(timeout=0.5)]
+        majors = [record.major for record in session.collect(21, timeout=TIMEOUT)]
         assert (majors.count(7), majors.count(8)) == (10, 11)
 
 
@@ -319,7 +319,7 @@ def test_a_program_takes_the_place_of_another_one(path: Path) -> None:
         second = session.insert(other, replaces=first)
         target.say("call 3")
         await_true(lambda: second.counts().hits == 3, "three hits")
-        assert first.wait(20)
+        assert first.wait(TIMEOUT)
         assert first.counts().hits == 2
 
 

@@ -98,7 +98,7 @@ def test_a_process_whose_leader_has_ended_can_be_attached_to(build: Builder, run
         process.send_signal(signal.SIGINT)
         result = read_result(process, output)
         assert result.status == 0, result.stderr
-        assert target.wait(20) == 0
+        assert target.wait(TIMEOUT) == 0
     assert result.counts[1].hits == len(result.records)
 
 

@@ -24,6 +24,7 @@ from integration.support import (
     await_line,
     await_traced,
     await_true,
+    processor_time,
     read_result,
     running,
 )
@@ -40,12 +41,6 @@ HOT = "name = hotfloats\n" + "".join(
 SLOW = HOT.replace("name = hotfloats\n", "name = hotfloats\njmpmax = 65535\n").replace(
     "minor = 1\npush 1\nlog 1\n", "minor = 1\npush 60000\nagain:\n" + "push 0\nadd\n" * 40 + "loop again\n"
 )
-
-
-def processor_time(pid: int) -> int:
-    """Return what time a process has used so far, in hundredths of a second."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return int(fields[11]) + int(fields[12])
 
 
 def test_threads_whose_hits_wait_go_on_with_the_instruction_and_meet_no_breakpoint(build: Builder, run: Runner) -> None:

@@ -21,6 +21,7 @@ import pytest
 
 from integration.documented_commands import Step, shapes, steps_of, under_test
 from integration.manager.sandbox import Sandbox
+from integration.support import TIMEOUT
 
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLES = ROOT / "examples"
@@ -217,8 +218,8 @@ def test_a_running_python_shows_the_integers_that_it_makes(tmp_path: Path) -> No
         _wait_for_breakpoint(target.pid)
         target.stdin.write("go\n")
         target.stdin.close()
-        assert target.wait(30) == 0
-        _, messages = client.communicate(timeout=30)
+        assert target.wait(TIMEOUT) == 0
+        _, messages = client.communicate(timeout=TIMEOUT)
     finally:
         target.kill()
         target.stdout.close()

@@ -18,7 +18,7 @@ from dprobes.engines.ptrace.tracer.call_injection import ThreadBusyError
 from dprobes.engines.ptrace.tracer.tracer_state import Thread, ThreadGoneError, ThreadState
 from dprobes.platform.linux import ptrace_calls
 from dprobes.platform.linux.ptrace_calls import Event, Register, RegisterSet, StopKind, classify_stop
-from integration.support import await_line, await_true, kernel_state, running, status_field, symbols_of
+from integration.support import TIMEOUT, await_line, await_true, kernel_state, running, status_field, symbols_of
 
 if TYPE_CHECKING:
     import subprocess
@@ -194,7 +194,7 @@ def test_a_signal_that_comes_during_a_call_is_delivered_after_it(still: subproce
             os.kill(still.pid, signal.SIGTERM)
             assert call(GETPID[word_size]) == still.pid
         assert state_of(thread.tid) == before
-    assert still.wait(10) == -signal.SIGTERM
+    assert still.wait(TIMEOUT) == -signal.SIGTERM
 
 
 def test_a_stop_signal_that_comes_during_a_call_stops_the_process_after_it(
@@ -213,7 +213,7 @@ def test_a_process_that_is_killed_during_a_call_is_reported(still: subprocess.Po
     # Either its end is reported at once, or the next request finds nobody, and the end is still to be reported.
     with pytest.raises((ThreadGoneError, ProcessLookupError)):
         kill_in_a_call(thread, word_size)
-    assert still.wait(10) in (-signal.SIGKILL, 0)  # 0: the end was reported to us already
+    assert still.wait(TIMEOUT) in (-signal.SIGKILL, 0)  # 0: the end was reported to us already
 
 
 def test_the_end_of_a_first_thread_is_not_waited_for_while_others_are_not_reaped(build: Builder) -> None:

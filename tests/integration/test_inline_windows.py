@@ -11,7 +11,6 @@ import os
 import re
 import signal
 import subprocess
-import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -29,6 +28,7 @@ from integration.support import (
     executable_segments,
     is_traced,
     memory_at,
+    processor_time,
     running,
     symbols_of,
 )
@@ -164,16 +164,12 @@ def test_a_fault_in_displaced_code_is_at_the_original_instruction_and_can_be_put
     """The program looks at the address in its handler, which lets the instruction be tried once more."""
     with hot(build, "near") as (target, _):
         client, _ = run.start(counting("reads_0"), ["-p", str(target.pid)], INLINE)
-        stderr = ended_after_a_while(client)
+        await_message(client, "active")
+        before = processor_time(target.pid)
+        await_true(lambda: processor_time(target.pid) > before + 50, "hits for half a second")
+        client.send_signal(signal.SIGINT)
+        stderr = client.communicate(timeout=TIMEOUT)[1]
     assert executed(stderr)[0] == {"window"}, stderr
-
-
-def ended_after_a_while(client: subprocess.Popen[str]) -> str:
-    """Let a client be there until what it probes has been hit some times, and end it."""
-    await_message(client, "active")
-    time.sleep(1)
-    client.send_signal(signal.SIGINT)
-    return client.communicate(timeout=TIMEOUT)[1]
 
 
 def test_show_says_by_which_jump_each_probepoint_would_be_probed(build: Builder, tmp_path: Path) -> None:

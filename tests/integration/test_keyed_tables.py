@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections import defaultdict
@@ -11,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from integration.support import TIMEOUT, environment
+from integration.support import DPROBES, TIMEOUT, await_true, environment
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from integration.support import Builder
@@ -95,19 +98,33 @@ def test_every_kind_holds_what_the_program_says(engine: str, threads: int, build
     assert sum(row["value"] for row in few) + lost["lost"] == count
 
 
-def test_a_time_and_an_interval(build: Builder, tmp_path: Path) -> None:
-    """The command is still there when the run ends: it is ours to end."""
+@contextlib.contextmanager
+def shown_at_intervals(build: Builder, tmp_path: Path, *options: object) -> Iterator[subprocess.Popen[str]]:
+    """Start a run about a program that goes on, which shows a table at intervals; end both."""
     source = tmp_path / "hits.rpn"
     source.write_text("name = tallied\ntable = hits, count\noffset = event\ntally hits\nabort\n")
+    command = [*DPROBES, "run", source, "--engine", "ptrace", "--format", "json", "--interval", "50ms", *options]
     with subprocess.Popen([build("tallied.c", "-pthread"), "1000000000", "1"], stdout=subprocess.DEVNULL) as target:
+        client = subprocess.Popen(
+            [*map(str, command), "-p", str(target.pid)],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(),
+        )  # fmt: skip
         try:
-            rows, _ = run("ptrace", source, "-p", target.pid, "--interval", "300ms", "--duration", "2s")
+            yield client
+            client.send_signal(signal.SIGINT)
+            _, said = client.communicate(timeout=TIMEOUT)
+            assert client.returncode == 0, said
         finally:
+            client.kill()
             target.kill()
-    counts = [row["value"] for row in rows["hits"]]
-    assert len(counts) >= 3
+
+
+def test_a_table_is_shown_at_intervals(build: Builder, tmp_path: Path) -> None:
+    with shown_at_intervals(build, tmp_path) as client:
+        assert client.stdout is not None
+        counts = [json.loads(client.stdout.readline())["value"] for _ in range(5)]
     assert counts == sorted(counts)
-    assert counts[0] > 0
+    assert counts[-1] > counts[0] > 0
 
 
 @pytest.mark.parametrize("log_format", ["text", "json", "csv"])
@@ -135,17 +152,12 @@ def test_log_targets_get_the_tables_in_formats_that_have_a_form_for_them(
 
 
 def test_targets_get_the_tables_at_each_interval(build: Builder, tmp_path: Path) -> None:
-    source, path = tmp_path / "hits.rpn", tmp_path / "x.json"
-    source.write_text("name = tallied\ntable = hits, count\noffset = event\ntally hits\nabort\n")
-    options = ["--log-target", f"file:{path}", "--log-format", "json", "--interval", "300ms", "--duration", "2s"]
-    with subprocess.Popen([build("tallied.c", "-pthread"), "1000000000", "1"], stdout=subprocess.DEVNULL) as target:
-        try:
-            run("ptrace", source, *options, "-p", target.pid)
-        finally:
-            target.kill()
+    path = tmp_path / "x.json"
+    with shown_at_intervals(build, tmp_path, "--log-target", f"file:{path}", "--log-format", "json"):
+        await_true(lambda: path.exists() and path.read_text().count("\n") >= 3, "three intervals")
     counts = [json.loads(line)["value"] for line in path.read_text().splitlines()]
-    assert len(counts) >= 3
     assert counts == sorted(counts)
+    assert counts[-1] > 0
 
 
 def test_a_trace_file_and_prometheus_get_the_tables(build: Builder, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from integration.support import (
+    TIMEOUT,
     await_line,
     await_traced,
     await_true,
@@ -108,7 +109,7 @@ def test_a_library_loaded_after_the_attach_is_probed(build: Builder, run: Runner
         assert shell.stdin is not None
         shell.stdin.write("go\n")
         shell.stdin.close()
-        shell.wait(20)
+        shell.wait(TIMEOUT)
         result = read_result(process, output)
     assert result.counts[1].hits == 2
     assert result.counts[2].hits == 6
@@ -148,6 +149,6 @@ def test_an_attached_process_is_let_go_with_its_code_as_it_was(build: Builder, r
         assert result.status == 0, result.stderr
         assert code_is_original(target.pid, program)
         target.send_signal(signal.SIGUSR2)
-        assert target.wait(20) == 0
+        assert target.wait(TIMEOUT) == 0
     assert all(c.hits == c.records + c.lost > 0 for c in result.counts.values())
     assert len(result.records) == sum(c.records for c in result.counts.values())

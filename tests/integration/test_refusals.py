@@ -409,7 +409,7 @@ def test_a_full_disk_is_an_error_and_the_target_goes_on(build: Builder, tmp_path
         await_true(lambda: not tracer_of(target.pid), "the end of tracing")
         assert code_is_original(target.pid, program)
         target.send_signal(signal.SIGUSR2)
-        assert target.wait(20) == 0
+        assert target.wait(TIMEOUT) == 0
 
 
 def test_dprobes_itself_is_excluded(tmp_path: Path) -> None:

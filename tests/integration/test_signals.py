@@ -11,6 +11,7 @@ import pytest
 
 from dprobes.platform.linux.procfs import system_call_of
 from integration.support import (
+    TIMEOUT,
     await_breakpoint,
     await_line,
     await_traced,
@@ -121,7 +122,7 @@ def test_a_stopped_process_stays_stopped_and_goes_on_with_sigcont(build: Builder
         await_true(lambda: status_field(target.pid, "State").startswith("T"), "the stop without us")
         assert tracer_of(target.pid) == 0
         target.send_signal(signal.SIGCONT)
-        assert target.wait(40) == 0
+        assert target.wait(TIMEOUT) == 0
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.01, 0.03, 0.1])

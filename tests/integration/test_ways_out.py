@@ -175,7 +175,7 @@ def test_code_is_restored_when_the_tracer_is_killed(build: Builder, run: Runner)
         assert "the tracer was killed" in result.stderr
         assert code_is_original(target.pid, program)
         target.send_signal(signal.SIGUSR2)
-        assert target.wait(20) == 0
+        assert target.wait(TIMEOUT) == 0
 
 
 ORPHAN = "name = orphan\n" + "".join(
@@ -287,7 +287,7 @@ def test_a_stopped_client_does_not_hold_up_a_target_that_loads_a_library(build: 
         await_true(lambda: kernel_state(process.pid) == "S", "the client's going on")
         shell.stdin.write("go\n")
         shell.stdin.flush()
-        assert shell.wait(20) == 0
+        assert shell.wait(TIMEOUT) == 0
         result = read_result(process, output)
     assert "were missed while dprobes was stopped" in result.stderr
     assert result.counts[1].hits == 6

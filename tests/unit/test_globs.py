@@ -23,6 +23,6 @@ def test_patterns_match_as_those_of_fnmatch() -> None:
 @pytest.mark.parametrize("pattern", ["[", "[!", "[a-", "[]", "a[", "*[", "[]["])
 def test_a_long_pattern_takes_no_longer_than_its_length(pattern: str) -> None:
     """Without the end of a bracket fnmatch's own translation takes 46 s."""
-    began = time.monotonic()
+    began = time.process_time()
     assert compile_glob(pattern * (36_000 // len(pattern))).match("name") is None
-    assert time.monotonic() - began < 15
+    assert time.process_time() - began < 15

@@ -125,9 +125,16 @@ def test_a_star_samples_whatever_runs(build: Builder, run: Runner) -> None:
 def test_a_star_reads_the_kernel_s_memory(build: Builder) -> None:
     """The kernel's structure of the thread has its number and name, in user code and in the kernel."""
     program = build("sampled.c")
-    text = "sample 500hz { @[curtask->pid - tid, curtask->tgid - pid] = count(); @by[comm] = count(); }"
-    with spinning(program):
-        words = ["run", "-e", text, "--engine", "ebpf", "--duration", "1", "--format", "json"]
+    with spinning(program) as (process, _):
+        text = f"""
+        static long seen;
+        sample 500hz {{
+            @[curtask->pid - tid, curtask->tgid - pid] = count(); @by[comm] = count();
+            if (pid == {process.pid}) seen = 1;
+        }}
+        every 10ms {{ if (seen) exit(); }}
+        """
+        words = ["run", "-e", text, "--engine", "ebpf", "--format", "json"]
         done = subprocess.run(
             [sys.executable, "-m", "dprobes", *words], capture_output=True, text=True, timeout=TIMEOUT, check=False
         )

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 from integration.ebpf.kernel import require_bpf, require_initial_namespace
 from integration.ebpf.objects import await_attached, await_gone, is_attached
-from integration.support import TIMEOUT, await_message, await_true, read_result
+from integration.support import TIMEOUT, await_message, await_true, processor_time, read_result
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -116,7 +115,8 @@ def test_call_stacks_that_come_faster_than_they_are_followed_keep_no_run_from_it
         try:
             client, output = run.start(source, ["-p", str(endless.pid)], ENGINE)
             objects = await_attached(client)
-            time.sleep(1)  # so that many wait
+            before = processor_time(endless.pid)
+            await_true(lambda: processor_time(endless.pid) > before + 50, "hits for half a second: many wait")
             client.send_signal(signal.SIGINT)
             await_true(lambda: not is_attached(client.pid), "the end of the probepoint")
             client.send_signal(signal.SIGINT)

@@ -148,7 +148,7 @@ def test_registers_and_memory_are_changed(build: Builder, run: Runner, processor
     program = start(path, "9")
     result = run(text, [], [*engine(program.endpoint), "--allow-write"])
     assert result.status == 0, result.stderr
-    assert program.process.wait(20) == -signal.SIGABRT  # tick does not return 3
+    assert program.process.wait(TIMEOUT) == -signal.SIGABRT  # tick does not return 3
     assert result.counts[1].hits == 3
 
 
@@ -242,7 +242,7 @@ def test_a_program_goes_on_unharmed_when_dprobes_is_killed(
     await_true(lambda: output.exists() and output.stat().st_size > 0, "a record")
     time.sleep(0.05)
     client.kill()
-    client.communicate(timeout=20)
+    client.communicate(timeout=TIMEOUT)
     await_true(lambda: program.log == "12497500\n", "the end of the program")
 
 

@@ -39,12 +39,22 @@ def pair(tmp_path: Path) -> Iterator[Path]:
         yield directory
 
 
-def goes_on(directory: Path) -> bool:
-    """Return whether the machine executes something: its firmware counts 18 times a second."""
+def executed(directory: Path) -> int:
+    """Return the size of the log of what the machine executes: its firmware counts 18 times a second."""
     log = directory / "executed"
-    before = log.stat().st_size if log.exists() else 0
+    return log.stat().st_size if log.exists() else 0
+
+
+def await_execution(directory: Path) -> None:
+    before = executed(directory)
+    await_true(lambda: executed(directory) > before, "the machine's going on")
+
+
+def stands(directory: Path) -> bool:
+    """Return whether the machine executes nothing for a time in which its firmware counts on an idle machine."""
+    before = executed(directory)
     time.sleep(0.5)
-    return log.exists() and log.stat().st_size > before
+    return executed(directory) == before
 
 
 @pytest.mark.parametrize("processor", [0, 1])
@@ -63,7 +73,7 @@ def test_exit_1_leaves_the_machine_standing_where_it_was_sampled(pair: Path, run
     assert cpu == int(found[2]) == processor
     assert int(found[1], 16) - rip in (BASES if cs == REAL_MODE else (0,))
     assert result.counts[1].hits == len(words)
-    assert not goes_on(pair)
+    assert stands(pair)
     if shutil.which("gdb") is None:
         pytest.skip("gdb is not installed")
     wanted = [hint[1], hint[2], "print/x $pc", "print/x $cs", "detach"]
@@ -71,39 +81,44 @@ def test_exit_1_leaves_the_machine_standing_where_it_was_sampled(pair: Path, run
     shown = subprocess.run(gdb, capture_output=True, text=True, timeout=TIMEOUT, check=False).stdout
     assert f"$1 = {rip:#x}" in shown
     assert f"$2 = {cs:#x}" in shown
-    assert goes_on(pair)
+    await_execution(pair)
 
 
 def test_exit_2_at_a_sample_is_one_dump_for_all_processors(pair: Path, run: Runner) -> None:
-    options = ["--engine", f"gdb={pair / 'stub'}", "--allow-write", "--duration", "3"]
+    options = ["--engine", f"gdb={pair / 'stub'}", "--allow-write"]
     client, output = run.start(f"{HEAD}{LOG}exit 2\n", [], options, cwd=pair)
-    client.wait(TIMEOUT)
+    await_true(lambda: output.exists() and output.stat().st_size > 0, "the sample")
+    await_true((pair / "vmcore").exists, "the dump")
+    await_execution(pair)
     result = run.end(client, output)
     assert result.status == 0, result.stderr
     assert f"the machine's memory is in '{pair / 'vmcore'}', where its stub runs" in result.stderr
     assert [each.name for each in pair.glob("vmcore*")] == ["vmcore"]
     assert result.counts[1].hits == len(result.records) == 1
-    assert goes_on(pair)
+    await_execution(pair)
 
 
 def test_a_machine_that_one_program_leaves_is_sampled_by_no_other(pair: Path) -> None:
     """Both want to leave it from the same moment on."""
-    moment = time.monotonic_ns() + 4_000_000_000
 
-    def leaving(major: int) -> dprobes.ProgramBuilder:
+    def leaving(major: int, moment: int) -> dprobes.ProgramBuilder:
         program = dprobes.ProgramBuilder("machine", modtype="kernel", major=major)
         handler = program.sample(1000).push_time().push(moment).lt().jz("early")
         handler.push_r("rip").log(1).exit(1).label("early").abort()
         return program
 
     with dprobes.attach(engine=f"gdb={pair / 'stub'}", allow_write=True) as session:
-        first, second = session.insert(leaving(1)), session.insert(leaving(2))
+        began = time.monotonic_ns()
+        session.insert(leaving(3, 1 << 62)).remove()
+        now = time.monotonic_ns()
+        moment = now + 1_000_000_000 + 10 * (now - began)
+        first, second = (session.insert(leaving(major, moment)) for major in (1, 2))
         assert time.monotonic_ns() < moment
         await_true(lambda: first.has_ended and second.has_ended, "the end of both programs")
         said = [notice for each in (first, second) for notice in each.notices() if "is stopped at" in notice]
         records = session.collect(timeout=0)
     assert len(said) == len(records) == 1
-    assert not goes_on(pair)
+    assert stands(pair)
 
 
 ANYWHERE = f'name = "*"\nmodtype = user\nsampler = 25hz\nminor = 1\n{LOG}exit\n'

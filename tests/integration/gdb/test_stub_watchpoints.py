@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from integration.gdb.test_user_stubs import StubbedProgram
-from integration.support import await_true
+from integration.support import TIMEOUT, await_true
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -101,5 +101,5 @@ def test_a_program_goes_on_without_watchpoints_when_dprobes_is_killed(
     await_true(lambda: output.exists() and output.stat().st_size > 0, "a record")
     time.sleep(0.05)
     client.send_signal(signal.SIGKILL)
-    client.communicate(timeout=20)
+    client.communicate(timeout=TIMEOUT)
     await_true(lambda: "3000 3000\n" in program.log, "the end of the program")

@@ -110,9 +110,9 @@ def test_a_character_that_is_copied_has_its_own_place(text: str) -> None:
 
 def test_ten_megabytes_without_directives_take_seconds_at_most() -> None:
     text = 'push r, eax // comment "x"\nname = "a b"\n' * 250_000
-    start = time.perf_counter()
+    start = time.process_time()
     output(text)
-    assert time.perf_counter() - start < 10  # 2 s on an idle machine
+    assert time.process_time() - start < 10  # 2 s on an idle machine
 
 
 def test_the_macro_machinery_is_not_imported_for_text_without_directives() -> None:

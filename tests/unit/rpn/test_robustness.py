@@ -69,11 +69,11 @@ def test_random_text_gives_diagnostics_and_no_exception(text: str) -> None:
     ids=["lines", "characters", "words", "word", "number", "parentheses", "signs", "commas"],
 )
 def test_ten_megabytes_of_garbage_are_refused_within_seconds(text: str, first: str) -> None:
-    started = time.monotonic()
+    started = time.process_time()
     diagnostics = _compile(text)
     rendered = diagnostics.render()
     assert next(iter(diagnostics)).message == first
-    assert time.monotonic() - started < 20  # a hang, not a speed: it takes about one
+    assert time.process_time() - started < 20  # a hang, not a speed: it takes about one
     assert len(rendered) < 20_000
 
 

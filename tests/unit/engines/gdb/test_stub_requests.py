@@ -9,6 +9,7 @@ import pytest
 from dprobes.engines.gdb.remote_protocol import Exited, NoThreads, Stopped, ThreadId, packet
 from dprobes.engines.gdb.stub_requests import BreakpointKind, Stub
 from dprobes.errors import EngineError
+from integration.support import TIMEOUT
 from support.fake_stub import FakeStub
 
 if TYPE_CHECKING:
@@ -69,12 +70,12 @@ def test_the_second_stop_of_an_interrupt_is_no_answer_however_late_it_comes() ->
         stub = started(fake)
         stub.resume([("c", None)])
         stub.interrupt()
-        assert stub.wait(2.0) == Stopped(5, None, {})
+        assert stub.wait(TIMEOUT) == Stopped(5, None, {})
         stub.drain()
         assert stub.ask("g") == b"0011"
         assert stub.reason() == Stopped(5, None, {})
         stub.resume([("c", None)])
-        assert stub.wait(2.0) == Stopped(5, None, {})
+        assert stub.wait(TIMEOUT) == Stopped(5, None, {})
         assert stub.ask("m0,1") == b"T05"  # nobody has interrupted it: it is a wrong answer
 
 
@@ -247,9 +248,9 @@ def test_going_on_with_actions() -> None:
     with FakeStub(script(answers)) as fake:
         stub = started(fake)
         stub.resume([("s", THREAD)])
-        assert stub.wait(2) == Stopped(5, THREAD, {})
+        assert stub.wait(TIMEOUT) == Stopped(5, THREAD, {})
         stub.resume([("C0b", THREAD), ("c", None)])
-        assert stub.wait(2) == Stopped(5, THREAD, {})
+        assert stub.wait(TIMEOUT) == Stopped(5, THREAD, {})
         assert fake.asked[-2:] == [b"vCont;s:p1.2a", b"vCont;C0b:p1.2a;c"]
 
 
@@ -257,9 +258,9 @@ def test_going_on_without_actions() -> None:
     with FakeStub(script({b"Hc": b"OK", b"s": b"S05", b"c": b"W00"})) as fake:
         stub = started(fake)
         stub.resume([("s", THREAD)])
-        assert stub.wait(2) == Stopped(5, None, {})
+        assert stub.wait(TIMEOUT) == Stopped(5, None, {})
         stub.resume([("c", None)])
-        assert stub.wait(2) == Exited(0, None)
+        assert stub.wait(TIMEOUT) == Exited(0, None)
         assert fake.asked[-3:] == [b"Hcp1.2a", b"s", b"c"]
 
 
@@ -270,7 +271,7 @@ def test_waiting_has_an_end_and_an_interrupt_is_no_packet() -> None:
         assert stub.wait(0.05) in (None, NoThreads())
         stub.interrupt()
         fake.send(b"$T02#b6")
-        reply = stub.wait(2)
+        reply = stub.wait(TIMEOUT)
         assert reply in (Stopped(2, None, {}), NoThreads())
 
 
@@ -288,8 +289,8 @@ def test_an_answer_that_an_interrupt_has_brought_once_more_is_no_stop() -> None:
         stub.resume([("c", None)])
         stub.interrupt()
         fake.send(b"$OK#9a$T05#b9")
-        assert stub.wait(2) == Stopped(5, None, {})
+        assert stub.wait(TIMEOUT) == Stopped(5, None, {})
         fake.send(b"$OK#9a")
         with pytest.raises(EngineError) as caught:
-            stub.wait(2)
+            stub.wait(TIMEOUT)
     assert caught.value.message == "the stub's answer is not a reason for a stop: b'OK'"

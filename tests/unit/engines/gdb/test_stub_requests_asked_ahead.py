@@ -14,6 +14,7 @@ from dprobes.engines.gdb.stub_registers import processor_of
 from dprobes.engines.gdb.stub_requests import Stub
 from dprobes.engines.gdb.stub_target import StubTarget
 from dprobes.engines.gdb.stub_transports import adopted_transport
+from integration.support import TIMEOUT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -110,10 +111,10 @@ def test_the_registers_of_each_stop_are_there_with_it() -> None:
             for register in range(stop - 1):  # none at first, then more and more are set
                 assert stub.set_register(THREAD, register, bytes(8))
             assert stub.resume_asking_ahead(0x1000 + stop)
-            assert stub.wait(5.0) == Stopped(5, THREAD, {})
+            assert stub.wait(TIMEOUT) == Stopped(5, THREAD, {})
             assert numbers_of(stub.read_registers(THREAD)) == {stop}
         assert stub.resume_asking_ahead(None)
-        assert stub.wait(5.0) == Exited(0, None)
+        assert stub.wait(TIMEOUT) == Exited(0, None)
     asked = [[each[:1] for each in heard] for heard in emulator.heard[1:]]
     assert asked == [[b"g", *[b"P"] * n, b"c"] for n in (1, 2, 3, 4)] + [[b"g", b"c"]]
     assert emulator.heard[1][-1] == b"c1002"
@@ -123,12 +124,12 @@ def test_other_questions_come_behind_it() -> None:
     with Emulator([b"", STOP, STOP]) as emulator:
         stub = started(emulator)
         assert stub.resume_asking_ahead(None)
-        assert stub.wait(5.0) == Stopped(5, THREAD, {})
+        assert stub.wait(TIMEOUT) == Stopped(5, THREAD, {})
         assert stub.ask("z0,1000,4") == b"OK"
         assert numbers_of(stub.read_registers(THREAD)) == {1}
         assert numbers_of(stub.read_registers(THREAD)) == {1}
         assert stub.resume_asking_ahead(None)
-        assert stub.wait(5.0) == Stopped(5, THREAD, {})
+        assert stub.wait(TIMEOUT) == Stopped(5, THREAD, {})
     assert emulator.heard[1] == [b"g", b"z0,1000,4", b"g", b"c"]
 
 
@@ -136,7 +137,7 @@ def test_registers_that_were_changed_are_asked_for_anew() -> None:
     with Emulator([b"", STOP]) as emulator:
         stub = started(emulator)
         assert stub.resume_asking_ahead(None)
-        stub.wait(5.0)
+        stub.wait(TIMEOUT)
         assert stub.set_register(THREAD, 2, bytes(8))
         stub.read_registers(THREAD)
         stub.read_registers(ThreadId(1, 2))
@@ -149,7 +150,7 @@ def test_an_interrupt_that_comes_too_late_is_not_taken_for_an_answer() -> None:
         for stop in (1, 2):
             assert stub.resume_asking_ahead(None)
             stub.interrupt()
-            assert stub.wait(5.0) == Stopped(5, THREAD, {})
+            assert stub.wait(TIMEOUT) == Stopped(5, THREAD, {})
             assert numbers_of(stub.read_registers(THREAD)) == {stop}
         assert stub.ask("z0,1000,4") == b"OK"
 
