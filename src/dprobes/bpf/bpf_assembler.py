@@ -1,5 +1,5 @@
 """
-An assembler for eBPF: instructions are methods, jumps go to labels, maps have names.
+Assembler for eBPF: instructions are methods, jumps go to labels, and maps have names.
 
 ::
 
@@ -66,8 +66,8 @@ class Assembled(NamedTuple):
     """
     Assembled code: instruction slots, and the references to maps in them.
 
-    ``origins`` are the values of ``Assembler.origin``, one for each slot. ``functions`` are the indices of the slots at
-    which functions start, the main one (0) first.
+    ``origins`` has the value of ``Assembler.origin`` for each slot. ``functions`` has the index of the first slot of
+    each function; the main function begins at 0.
     """
 
     code: tuple[Insn, ...]
@@ -95,13 +95,11 @@ def _refuse(offset: int, immediate: int) -> NoReturn:
 
 class Assembler:
     """
-    A sequence of instructions under construction.
+    Sequence of instructions under construction.
 
-    Docstrings of methods describe the effect of the instructions that they append.
-
-    ``wide`` operations work on 64 bits; the others on the low 32, and clear the upper half of their destination.
-    ``origin`` is recorded with each following instruction: the offset in the encoded RPN that it is lowered from, -1
-    for none.
+    The docstring of a method describes the effect of the instructions that it appends. ``wide`` operations work on 64
+    bits. The others work on the low 32 bits, and clear the upper half of their destination. ``origin`` is recorded with
+    each following instruction: the offset of the encoded RPN instruction from which it is lowered, or -1.
     """
 
     def __init__(self) -> None:
@@ -121,7 +119,7 @@ class Assembler:
     # Labels
 
     def label(self) -> Label:
-        """Return a new label for ``jump`` and ``place``; it stands for no instruction yet."""
+        """Return a new label for ``jump`` and ``place``. It has no position yet."""
         self._places.append(None)
         return len(self._places) - 1
 
@@ -139,7 +137,7 @@ class Assembler:
 
     def emit(self, opcode: int, dst: Register = _R0, src: Register | int = 0, off: int = 0, imm: int = 0) -> None:
         """
-        Append an instruction with these fields; ``src`` is a register, or a value of ``LoadImmediate`` or ``CallKind``.
+        Append an instruction. ``src`` is a register, or a value of ``LoadImmediate`` or ``CallKind``.
 
         ``off`` and ``imm`` are signed. Raise OverflowError if one of them is out of range.
         """
@@ -167,9 +165,9 @@ class Assembler:
 
     def alu(self, operation: Alu, dst: Register, operand: Register | int, *, wide: bool = True) -> None:
         """
-        Set ``dst`` to the result of an operation on it and ``operand``; a number is sign-extended from 32 bits.
+        Apply an operation to ``dst`` and ``operand``. A number is sign-extended from 32 bits.
 
-        With ``wide`` False, operate on the low 32 bits and clear the upper half.
+        If ``wide`` is False, operate on the low 32 bits and clear the upper half.
         """
         if isinstance(operand, Register):
             self.emit(_ALU[wide] | operation | X, dst, operand)
@@ -196,7 +194,7 @@ class Assembler:
         self.emit(Class.LDX | Mode.MEM | size, dst, base, offset)
 
     def store(self, base: Register, offset: int, value: Register | int, size: Size = Size.DW) -> None:
-        """Store a register or a number at ``base + offset``; a number is sign-extended from 32 bits."""
+        """Store a register or a number at ``base + offset``. A number is sign-extended from 32 bits."""
         if isinstance(value, Register):
             self.emit(Class.STX | Mode.MEM | size, base, value, offset)
         else:
@@ -255,7 +253,7 @@ class Assembler:
         """
         Apply an atomic operation with ``src`` to the 4 or 8 bytes at ``base + offset``.
 
-        With ``fetch``, ``src`` then has the old value; for CMPXCHG, R0 has it.
+        With ``fetch``, the old value goes to ``src``, or to R0 for CMPXCHG.
         """
         imm = operation | (Atomic.FETCH if fetch else 0)
         self.emit(Class.STX | Mode.ATOMIC | size, base, src, offset, imm)
@@ -274,9 +272,9 @@ class Assembler:
         self, condition: Jump, dst: Register, operand: Register | int, label: Label, *, wide: bool = True
     ) -> None:
         """
-        Jump to a label if ``condition`` holds for ``dst`` and ``operand``, a register or a number.
+        Jump to a label if ``condition`` is true for ``dst`` and ``operand``, a register or a number.
 
-        With ``wide`` False, compare the low 32 bits.
+        If ``wide`` is False, compare the low 32 bits.
         """
         self._targets[len(self._code)] = label
         if isinstance(operand, Register):
@@ -295,7 +293,7 @@ class Assembler:
         size: Size = Size.DW,
     ) -> None:
         """
-        Jump to a label if ``condition`` holds for the word at ``base + offset`` and ``operand``.
+        Jump to a label if ``condition`` is true for the word at ``base + offset`` and ``operand``.
 
         The word is loaded to the register ``by``.
         """
@@ -313,15 +311,19 @@ class Assembler:
 
     def call_function(self, label: Label) -> None:
         """
-        Call a function of this program, by the label at its start.
+        Call the function of this program that starts at a label.
 
-        Arguments, result and clobbers are those of ``call``.
+        Arguments, result and clobbered registers are those of ``call``.
         """
         self._targets[len(self._code)] = label
         self.emit(CALL, src=CallKind.LOCAL)
 
     def call_kfunc(self, btf_id: int) -> None:
-        """Call a kernel function (kfunc) by its BTF id; arguments, result and clobbers are those of ``call``."""
+        """
+        Call a kernel function (kfunc) by its BTF id.
+
+        Arguments, result and clobbered registers are those of ``call``.
+        """
         self.emit(Class.JMP | Jump.CALL, src=CallKind.KFUNC, imm=btf_id)
 
     def look_up(self, name: MapName, key: Register, offset: int, none: Label | None = None) -> None:
@@ -336,7 +338,7 @@ class Assembler:
 
     def ask_map(self, helper: Helper, name: MapName, key: Register, offset: int) -> None:
         """
-        Call a helper with a map in R1 and the address of a key, ``key + offset``, in R2; R0 is the result.
+        Call a helper with a map in R1 and the address ``key + offset`` of a key in R2; R0 is the result.
 
         Clobbers R1-R5.
         """
@@ -345,7 +347,7 @@ class Assembler:
         self.call(helper)
 
     def exit(self, result: Register | int | None = None) -> None:
-        """Return from the function; ``result`` is loaded to R0 first, unless it is None."""
+        """Return from the function. ``result`` is loaded to R0 first, unless it is None."""
         if result is not None:
             self.mov(Register.R0, result)
         self.emit(Class.JMP | Jump.EXIT)
@@ -415,11 +417,11 @@ class Assembler:
 
     @property
     def code(self) -> Sequence[Insn]:
-        """The code written so far; jumps have no distances yet."""
+        """The code so far. Jumps have no distances yet."""
         return self._code
 
     def replace(self, index: int, insn: Insn) -> None:
-        """Replace the instruction in slot ``index``; the old and the new one neither jump nor load 64 bits."""
+        """Replace the instruction in a slot. Neither the old nor the new one may be a jump or a 64-bit load."""
         self._code[index] = insn
 
     def leave_out(self, index: int) -> None:
@@ -465,7 +467,7 @@ class Assembler:
 
     def reached(self) -> bytearray:
         """
-        Return a byte for each instruction slot: 1 if it is reachable, else 0.
+        Return a byte for each instruction slot: 1 if it is reachable, otherwise 0.
 
         Both slots of a 64-bit load are marked.
         """

@@ -1,5 +1,5 @@
 """
-eBPF instructions as text, in the notation of the kernel's verifier and of bpftool.
+Disassembler for eBPF, in the notation of the kernel's verifier and of bpftool.
 
 ::
 
@@ -8,8 +8,8 @@ eBPF instructions as text, in the notation of the kernel's verifier and of bpfto
       5: call probe_read_user#112
       6: r1 = map[probes][0] + 64
 
-Jumps show their distance, and in angle brackets the index of their target. Any bytes can be shown: an invalid
-instruction is shown as unknown.
+A jump shows its distance, and in angle brackets the index of its target. Any bytes can be shown: an invalid instruction
+is shown as unknown.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ _HELPERS = {helper.value: helper.name.lower() for helper in Helper}
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """The text of the instruction at ``index``; a 64-bit load has one line for both of its slots."""
+    """Text of the instruction at ``index``. A 64-bit load has one line for both of its slots."""
 
     index: int
     text: str
 
 
 def disassemble(code: Sequence[Insn], maps: Mapping[int, MapName] | None = None) -> Iterator[Line]:
-    """Iterate over the lines of a program; ``maps`` are the maps of 64-bit loads, keyed by instruction index."""
+    """Iterate over the lines of a program. ``maps`` has the maps of 64-bit loads, by instruction index."""
     names = {index: name.value for index, name in (maps or {}).items()}
     index = 0
     while index < len(code):

@@ -1,5 +1,5 @@
 """
-The subset of the eBPF instruction set that is used here: one table for encoder, assembler and disassembler.
+Subset of the eBPF instruction set that dprobes uses, in one table for encoder, assembler and disassembler.
 
 The numbers are those of the kernel's Documentation/bpf/standardization/instruction-set.rst (RFC 9669) and of ``enum
 bpf_func_id`` in include/uapi/linux/bpf.h. An instruction has 64 bits::
@@ -7,8 +7,8 @@ bpf_func_id`` in include/uapi/linux/bpf.h. An instruction has 64 bits::
      0       8   12   16              32                              64
     | opcode | dst | src |   offset     |           immediate          |
 
-The low three bits of the opcode are its class. In the classes of arithmetic and jumps, the other five are an operation
-and a bit that is set if the second operand is a register. In those of loads and stores, they are a size and a mode.
+The low three bits of the opcode are its class. In arithmetic and jump classes, the other five bits are an operation,
+and a bit that is set if the second operand is a register. In load and store classes, they are a size and a mode.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ __all__ = [
 
 class Register(Enum):
     """
-    The registers; they are not integers, because integers are immediates.
+    Registers of eBPF. They are not integers, because integers are immediates.
 
     A call takes its arguments in R1-R5, returns in R0, and preserves only R6-R9. R10 is the end of the stack frame.
     """
@@ -84,7 +84,7 @@ X = 0x08
 
 
 class Alu(IntEnum):
-    """The arithmetic operations; division and shift to the right are unsigned."""
+    """Arithmetic operations. Division and shift to the right are unsigned."""
 
     ADD = 0x00
     SUB = 0x10
@@ -102,7 +102,7 @@ class Alu(IntEnum):
 
 
 class Jump(IntEnum):
-    """The operations of the jump classes; those with S compare signed numbers."""
+    """Operations of the jump classes. Those with S compare signed numbers."""
 
     JA = 0x00
     JEQ = 0x10
@@ -154,7 +154,7 @@ class Mode(IntEnum):
 
 
 class Atomic(IntEnum):
-    """The atomic operations, which are in the immediate; FETCH puts the old value into the source register."""
+    """Atomic operations, which are encoded in the immediate. FETCH copies the old value to the source register."""
 
     ADD = 0x00
     OR = 0x40
@@ -179,14 +179,14 @@ LOOPS_MAX = 1 << 23
 
 
 class RingOutput(IntEnum):
-    """The flags of RINGBUF_OUTPUT; without a flag, the kernel wakes a reader that has read all earlier entries."""
+    """Flags of RINGBUF_OUTPUT. Without a flag, the kernel wakes a reader that has read all earlier entries."""
 
     NO_WAKEUP = 1
     FORCE_WAKEUP = 2
 
 
 OVERWRITE, NO_OVERWRITE = 0, 1
-"""The flags of MAP_UPDATE_ELEM; the second one leaves an existing key unchanged (BPF_NOEXIST)."""
+"""Flags of MAP_UPDATE_ELEM. The second one leaves an existing key unchanged (BPF_NOEXIST)."""
 
 
 class CallKind(IntEnum):
@@ -198,7 +198,7 @@ class CallKind(IntEnum):
 
 
 class Helper(IntEnum):
-    """The kernel's helper functions; the names are those of bpf-helpers(7) without ``bpf_``."""
+    """Helper functions of the kernel, with the names of bpf-helpers(7) without ``bpf_``."""
 
     MAP_LOOKUP_ELEM = 1
     MAP_UPDATE_ELEM = 2
@@ -250,7 +250,7 @@ _BYTES: dict[int, int] = {Size.B: 1, Size.H: 2, Size.W: 4, Size.DW: 8}
 
 class Insn(NamedTuple):
     """
-    One instruction slot; ``off`` and ``imm`` are signed.
+    Instruction slot; ``off`` and ``imm`` are signed.
 
     The second slot of a 64-bit load is an instruction with opcode 0.
     """

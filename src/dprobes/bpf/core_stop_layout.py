@@ -1,5 +1,5 @@
 """
-The list of processes that handlers have stopped for a core dump (``exit 3``): ``MapName.STOPS``.
+List of the processes that handlers have stopped for a core dump (``exit 3``): ``MapName.STOPS``.
 
 ::
 
@@ -14,7 +14,7 @@ An entry::
      8 u64 time      CLOCK_MONOTONIC in nanoseconds, just before the stop
 
 A handler allocates an entry, writes it, reads ``closed``, and then stops the process. So after user space has set
-``closed``, the list has all processes that handlers may still stop. If the entry is in use, the handler stops no
+``closed``, the list contains all processes that handlers may still stop. If the entry is in use, the handler stops no
 process.
 """
 
@@ -30,4 +30,4 @@ STOPS_MAX = 1024
 STOPS_SIZE = FIRST + STOPS_MAX * STOP_SIZE
 
 ENDED = 0x7FFF_FFFF
-"""The ``keeper`` of a process that has been resumed: no process has this id, and it fits a 32-bit immediate."""
+"""Keeper of a process that has been resumed. No process has this id, and it fits a 32-bit immediate."""

@@ -1,8 +1,8 @@
 """
-The memory that compiled handlers share with user space: maps, probe table, status page, ring entries.
+Layout of the memory that compiled handlers share with user space: maps, probe table, status page, ring entries.
 
-This is the only place for these layouts: handlers are compiled against it, and the engine reads with it. All numbers
-are in the machine's byte order. Maps are named by their contents; the loader replaces the names by file descriptors.
+This is the only place for these layouts: handlers are compiled with it, and the engine reads with it. All numbers are
+in the machine's byte order. Maps are named by their contents; the loader replaces the names by file descriptors.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ AWAITING = 1 << 30
 """
 Flag in a key of SCOPE for a process that comes into scope at its execve.
 
-Process ids are below PID_MAX_LIMIT (1 << 22), so this bit is free; with it, the key still fits an immediate.
+Process ids are below PID_MAX_LIMIT (1 << 22), so this bit is free. With it, the key still fits an immediate.
 """
 
 
@@ -92,21 +92,22 @@ _TABLE = "table "
 
 class MapName(Enum):
     """
-    The maps that handlers use.
+    Maps that handlers use.
 
-    Each is an array with one element, which is addressed directly, except SCRATCH (an array with an element for each
-    running handler), RING (a ring buffer), SCOPE, THREAD_VARIABLES, ENTRIES and SPACES (hashes) and SUCCESSOR.
+    Each map is an array with one element, which is addressed directly. The exceptions are SCRATCH (an array with an
+    element for each running handler), RING (a ring buffer), SCOPE, THREAD_VARIABLES, ENTRIES and SPACES (hashes) and
+    SUCCESSOR.
 
     The keyed tables of a program are ``table_map(0)`` and so on: hashes from keys to values (``table_layout``). A table
-    without keys is an array with one element: for each CPU, or once, a word that is not 0 once there is a value, and
-    the value's cells. Tables become members of the enumeration at their first use: to create 64 takes as long as to
-    create all else here.
+    without keys is an array with one element, for each CPU or once: a word that is not 0 if there is a value, and the
+    value's cells. Tables become members of the enumeration when they are first used, because creating 64 would take as
+    long as creating all else here.
     """
 
     TABLES_LOST = "tables_lost"
     """Number of tallies of each keyed table that found no room for their keys: a 64-bit word each."""
     SCRATCH = "scratch"
-    """The state of running handlers; an element is used by one hit at a time."""
+    """State of running handlers. One hit at a time uses an element."""
     CLAIMS = "claims"
     """A 64-bit word for each element of SCRATCH: not 0 while the element is in use."""
     PROBES = "probes"
@@ -118,13 +119,13 @@ class MapName(Enum):
     GLOBALS = "globals"
     """Global variables, 8 bytes each."""
     CPU_VARIABLES = "cpu"
-    """Per-CPU variables, 8 bytes each: those of CPU n from n * power_of_two(cvars) on."""
+    """Per-CPU variables, 8 bytes each. Those of CPU n begin at n * power_of_two(cvars)."""
     THREAD_VARIABLES = "thread"
     """
-    A hash with the variables of each thread: u64 thread to its variables, 8 bytes each.
+    Variables of each thread: a hash from u64 thread to its variables, 8 bytes each.
 
-    The key of a thread is its id in the initial namespace. That of an idle thread, whose id is always 0, is its CPU's
-    number plus 1 in the upper half.
+    The key of a thread is its id in the initial namespace. Idle threads all have the id 0, so the key of an idle thread
+    also has its CPU's number plus 1 in the upper half.
     """
     COUNTERS = "counters"
     """
@@ -133,12 +134,12 @@ class MapName(Enum):
     The key is the thread's id, with the number of the counter in the upper half.
     """
     COUNTER_EVENTS = "counter_events"
-    """Perf events: that of counter n on CPU c is element ``n << COUNTER_SHIFT | c``."""
+    """Perf events. Counter n on CPU c has the element ``n << COUNTER_SHIFT | c``."""
     ZEROS = "zeros"
     """Zeros, in the size of a thread's variables or of the largest value of a keyed table."""
     ENTRIES = "entries"
     """
-    The pending calls of functions whose return handlers use data of the entry; when full, the oldest are evicted.
+    Pending calls of functions whose return handlers use data of the entry. When it is full, the oldest are evicted.
 
     Key::
 
@@ -158,23 +159,19 @@ class MapName(Enum):
     Where handlers run in the process, it is an array with one element instead (``CallTable``).
     """
     SPACES = "spaces"
-    """
-    A number for each process that executes a program: u32 process id to u64. It is never used for a second program.
-    """
+    """Number of each process that executes a program: u32 process id to u64. No two programs get the same number."""
     RING = "ring"
     """The ring buffer for records."""
     NOTES = "notes"
     """
     Tickets for passcount and maxhits that the last hit of each thread drew, in case its instruction faults.
 
-    u32 thread id (of the initial namespace) to ``NOTE_HITS`` pairs of u64 instruction pointer and u64 entry of the
-    probe table. A hit may count for two probepoints, one at the instruction and one at a return; an empty pair has the
-    pointer 0.
+    It is a hash from u32 thread id (of the initial namespace) to ``NOTE_HITS`` pairs of u64 instruction pointer and u64
+    entry of the probe table. A hit may count for two probepoints, one at the instruction and one at a return. The
+    pointer of an empty pair is 0.
     """
     UNSEEN_RETURNS = "unseen_returns"
-    """
-    A 64-bit word for each entry of the probe table: the number of calls whose return the kernel had no room to track.
-    """
+    """Number of calls whose return the kernel had no room to track: a 64-bit word for each entry of the probe table."""
     SCOPE = "scope"
     """A hash of the processes in scope: u32 process id (of the initial namespace) to ``ScopeField`` values."""
     ENDING = "ending"
@@ -188,17 +185,15 @@ class MapName(Enum):
     BIASES = "biases"
     """A hash of the load biases for which that module's watchpoints are attached, or cannot be attached: u64 to u32."""
     SAMPLES = "samples"
-    """
-    The code that the last sample on each CPU interrupted: ``SAMPLE_SIZE`` bytes each; only for the samplers of a run.
-    """
+    """Code that the last sample on each CPU interrupted: ``SAMPLE_SIZE`` bytes each. Only samplers of a run use it."""
     ARRIVALS = "arrivals"
-    """A ring buffer of processes that have just mapped the module at another address: ``ARRIVAL``."""
+    """Ring buffer of processes that have just mapped the module at another address: ``ARRIVAL``."""
     CROSSED = "crossed"
     """A bit for each thread id (of the initial namespace): set once it has hit a program that replaces another one."""
     SUCCESSOR = "successor"
-    """An array of maps with one element: CROSSED of the program that replaces this one, once there is one."""
+    """Array of maps with one element: CROSSED of the program that replaces this one, once there is one."""
     CPU_LOAD = "cpu_load"
-    """The time that hits take on each CPU: ``CpuLoad`` entries; only in programs with an overload guard."""
+    """Time that hits take on each CPU: ``CpuLoad`` entries. Only programs with an overload guard have it."""
     PROBE_LOAD = "probe_load"
     """
     The time that hits of each probepoint take, and the number that run no handler.
@@ -206,7 +201,7 @@ class MapName(Enum):
     ``ProbeLoad`` entries, one for each entry of the probe table.
     """
     STOPS = "stops"
-    """The processes that are stopped for a core dump (``bpf.core_stop_layout``); only in programs with ``exit 3``."""
+    """Processes that are stopped for a core dump (``bpf.core_stop_layout``). Only programs with ``exit 3`` have it."""
 
     def __reduce_ex__(self, _protocol: object) -> tuple[type[MapName], tuple[str]]:
         return MapName, (self.value,)
@@ -224,7 +219,7 @@ class MapName(Enum):
 
 class ScopeField(IntEnum):
     """
-    The offsets of the fields of a value in SCOPE.
+    Offsets of the fields of a value in SCOPE.
 
     ::
 
@@ -290,7 +285,7 @@ COUNTER_CELL_SIZE = 24
 
 
 class CounterReading(IntEnum):
-    """Offsets of the words of ``struct bpf_perf_event_value``; the times are in nanoseconds."""
+    """Offsets of the words of ``struct bpf_perf_event_value``. The times are in nanoseconds."""
 
     VALUE = 0
     ENABLED = 8
@@ -331,13 +326,13 @@ class CpuLoad(IntEnum):
 CPU_LOAD_SIZE = 64
 
 LOAD_WINDOW = 500_000_000
-"""Nanoseconds of a window of the overload guard; a limit is the time that handlers may take of a window."""
+"""Length in nanoseconds of a window of the overload guard. A limit is the time that handlers may take in a window."""
 
 LOAD_LIMIT = 2 * LOAD_WINDOW
 """
-Nanoseconds of a window that handlers may take, for a budget of one whole CPU.
+Nanoseconds that handlers may take in a window, for a budget of one whole CPU.
 
-So the brake acts at twice the budget, without user space; it never acts if the budget is half a CPU or more.
+So the brake acts at twice the budget, without user space. It never acts if the budget is half a CPU or more.
 """
 
 
@@ -410,7 +405,7 @@ class SwitchOver(IntEnum):
     OURS = 0
     """All hits are the program's: no other program is involved."""
     NOT_OURS = 1
-    """No hit is the program's: not yet, or not any more."""
+    """No hit belongs to the program yet, or none belongs to it any more."""
     CROSSING = 2
     """All hits from now on are the program's, and it sets the bit of the hit thread in CROSSED."""
     REPLACED = 3
@@ -435,11 +430,11 @@ class Entry(IntEnum):
     """
 
     RECORD = 0
-    """A record of ``record.log_record``; a process name takes ``NAME_SIZE`` bytes, padded with zeros."""
+    """A record of ``record.log_record``. A process name takes ``NAME_SIZE`` bytes, padded with zeros."""
     TRACE = 1
     """A record with a stack trace, in the format of RECORD."""
     ENDED = 2
-    """The probepoint is to be removed: u32 exit code, or ``LIMIT`` or ``REMOVE``; u32 process id."""
+    """Request to remove the probepoint: u32 exit code, or ``LIMIT`` or ``REMOVE``; u32 process id."""
     SIGNAL = 3
     """
     A signal to the thread for a fault of its instruction.
@@ -451,10 +446,10 @@ class Entry(IntEnum):
     """A process left the scope: u32 process id. The entry wakes the reader, which ignores its contents."""
     SNAPSHOT = 5
     """
-    The data from which a call stack is unwound, in front of the record that it belongs to.
+    Data from which a call stack is unwound, before the record to which it belongs.
 
-    ``SNAPSHOT``, ``SNAPSHOT_REGISTERS`` words of ``struct pt_regs``, and memory from the stack pointer on, up to
-    SNAPSHOT_STACK_MAX bytes.
+    It consists of ``SNAPSHOT``, ``SNAPSHOT_REGISTERS`` words of ``struct pt_regs``, and memory from the stack pointer
+    on, up to SNAPSHOT_STACK_MAX bytes.
     """
     TALLY = 6
     """
@@ -484,20 +479,18 @@ ARRIVAL = struct.Struct("=IxxxxQ")
 
 SNAPSHOT = struct.Struct("=IIII")
 """
-The head of a SNAPSHOT entry.
+Head of a SNAPSHOT entry.
 
 It has the process id, the number of the handler's state plus one, the position in the log for the stack, and the size
 of a word in bytes. In the log, the first word of that item is the number of the state plus one; the others are 0.
 """
 
 TALLY = struct.Struct("=IIq")
-"""
-The head of a TALLY entry: number of the table, number of the handler's state plus one, and the value if it is a number.
-"""
+"""Head of a TALLY entry: number of the table, number of the handler's state plus one, and a numeric value."""
 
 STACK_COPY = struct.Struct("=IIII")
 """
-The end of a STACKED entry, and of a TALLY entry that has no SNAPSHOT (``Abilities.copies_stacks``).
+End of a STACKED entry, and of a TALLY entry that has no SNAPSHOT (``Abilities.copies_stacks``).
 
 It has the process id, the position of the log's last call stack plus one, the number of bytes before the copy, and the
 number of bytes of the stack.
@@ -510,9 +503,7 @@ In the log, the first word of each call stack is the position of the previous on
 """
 
 STACK_COPY_MAX = 120 << 10
-"""
-Maximum bytes of a stack in such a copy. A handler in the process makes it, to which no limits of the kernel apply.
-"""
+"""Maximum bytes of a stack in such a copy. A handler in the process makes it, without the limits of the kernel."""
 
 HEAD_CELLS = 1
 """Number of cells before a value in a table without keys."""
@@ -527,7 +518,7 @@ SNAPSHOT_STACK_MAX = 12 << 10
 
 INLINE_ENDING, SKIPPED = 120, 0x100
 """
-Offset, in the context of a handler in a process, of the way in which it ended; and the value for a skipped function.
+Offset in the context of a handler in a process at which its ending is stored, and the value for a skipped function.
 
 The offset is that of ``orig_ax`` in ``struct pt_regs``, which is no register. The other values are codes of ``exit``.
 """
@@ -559,7 +550,7 @@ def power_of_two(count: int) -> int:
 CALL_KEY, TIME, REGISTERS = 0, 8, 16
 PROBE_SHIFT = 48
 """
-Shift of the probepoint in a key: addresses of programs have less than 48 bits.
+Shift of the probepoint in a key. Addresses of programs have less than 48 bits.
 
 Source: Documentation/arch/x86/x86_64/mm.rst in the kernel.
 """
@@ -581,7 +572,7 @@ def call_key(probe: int, frame: int) -> int:
 
 class CallTable(NamedTuple):
     """
-    The table of pending calls: ``slot`` is the size of a slot in bytes.
+    Table of pending calls. ``slot`` is the size of a slot in bytes.
 
     It has ``1 << SLOTS_SHIFT`` slots, and those by which the last window extends beyond them.
     """

@@ -1,5 +1,5 @@
 """
-Lists of addresses: the ranges that an entry covers, and the expressions for a variable's location in each range.
+Address lists: the ranges that an entry covers, and the expressions for a variable's location in each range.
 
 ::
 
@@ -42,9 +42,9 @@ AddressRange = tuple[int, int]
 
 class ListedBounds(NamedTuple):
     """
-    An entry of a list; ``position`` is the offset in the section after the part that was read.
+    Bounds of a list entry. ``position`` is the offset in the section after the part that was read.
 
-    The entry covers the link addresses from ``begin`` to ``end`` (excluded). ``begin`` is None if the entry only sets
+    The entry covers the link addresses from ``begin`` to ``end`` (excluded). If ``begin`` is None, the entry only sets
     ``base``, the base address of the following entries.
     """
 
@@ -56,9 +56,9 @@ class ListedBounds(NamedTuple):
 
 def old_bounds_at(unit: Unit, data: FileBytes, position: int, base: int) -> ListedBounds | None:
     """
-    Return the bounds of the list entry at ``position``, in the format of DWARF 4; None at the end of the list.
+    Return the bounds of the list entry at ``position``, in the format of DWARF 4, or None at the end of the list.
 
-    ``base`` is the base address of the entries from there on.
+    ``base`` is the base address from there on.
     """
     size, order = unit.sizes.address, unit.sizes.order
     begin = int.from_bytes(data[position : position + size], order)
@@ -71,9 +71,10 @@ def old_bounds_at(unit: Unit, data: FileBytes, position: int, base: int) -> List
 
 def bounds_at(unit: Unit, data: FileBytes, position: int, kind: int, base: int) -> ListedBounds:
     """
-    Return the bounds of a list entry in the format of DWARF 5; ``position`` is after its ``kind`` (DW_RLE_*).
+    Return the bounds of a list entry in the format of DWARF 5.
 
-    ``base`` is the base address of the entries from there on. Raise ValueError for an unknown kind.
+    ``position`` is after the entry's ``kind`` (DW_RLE_*), and ``base`` is the base address from there on. Raise
+    ValueError for an unknown kind.
     """
     size, order, file = unit.sizes.address, unit.sizes.order, unit.file
     match kind:
@@ -105,7 +106,11 @@ def bounds_at(unit: Unit, data: FileBytes, position: int, kind: int, base: int) 
 
 
 def ranges_of(entry: Entry) -> Sequence[AddressRange]:
-    """Return the nonempty ranges of link addresses that an entry covers; raise ``TargetError`` for a malformed list."""
+    """
+    Return the nonempty ranges of link addresses that an entry covers.
+
+    Raise ``TargetError`` if its list is malformed.
+    """
     if entry.has(At.RANGES):
         return _listed(entry)
     low = entry.address(At.LOW_PC) if entry.has(At.LOW_PC) else None
@@ -144,9 +149,10 @@ def _listed(entry: Entry) -> Sequence[AddressRange]:
 
 def list_offset(unit: Unit, name: str, attribute: int, index: int) -> int:
     """
-    Return the offset of a unit's list in its section, by its index; ``attribute`` is that of the base.
+    Return the offset in its section of a unit's list with an index.
 
-    Raise ValueError if the unit has no such lists, IndexError for an index beyond the section.
+    ``attribute`` is the attribute with the base of the unit's lists. Raise ValueError if the unit has no such lists,
+    and IndexError if the index is beyond the section.
     """
     base = unit.base(attribute)
     size = unit.sizes.offset
@@ -209,8 +215,8 @@ def _entries(
     """
     Iterate over the entries of a DWARF range list or location list.
 
-    A location list needs ``size_of``, which reads the size of an entry's expression. ``bounds_of`` reads what precedes
-    the expression; it returns None at the end of the list.
+    ``bounds_of`` reads the bounds of an entry, and returns None at the end of the list. For a location list,
+    ``size_of`` reads the size of the expression after them.
     """
     data, position, base = section.data, section.start + place, unit.low_pc
     while True:

@@ -1,14 +1,14 @@
 """
-Units of debug information and the entries in them (DIEs): their tags, and their attributes by class.
+Units of debug information and their entries (DIEs): tags, and attributes by class.
 
 ::
 
     DWARF 4   length | u16 version | offset of shapes | u8 address size | [u64 signature | offset of its type]
     DWARF 5   length | u16 version | u8 kind | u8 address size | offset of shapes | [u64 dwo_id or signature | …]
 
-``length`` is 4 bytes, or 0xffffffff and 8 bytes; in the second case offsets in sections have 8 bytes, too (DWARF 5,
-7.5.1). Attributes are read at their first use. Malformed bytes raise ``TargetError`` and nothing else, and chains of
-references are followed only up to a limit.
+``length`` is 4 bytes, or 0xffffffff and 8 bytes. In the second case, offsets in sections have 8 bytes, too (DWARF 5,
+7.5.1). Attributes are read when they are first used. If bytes are malformed, only ``TargetError`` is raised. Chains of
+references are followed up to a limit.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ UNREADABLE = (IndexError, ValueError, KeyError, OverflowError)
 """Errors that decoding of malformed bytes raises."""
 
 ORIGINS_MAX = 16
-"""Maximum number of entries in a chain of origins; compilers emit three."""
+"""Maximum number of entries in a chain of origins. Compilers emit three."""
 
 _DEPTH_MAX = 512
 """Maximum depth of nested entries."""
@@ -60,10 +60,10 @@ class EntryFile(Protocol):
 
     @property
     def alternate(self) -> EntryFile:
-        """The file of the entries that several files share (dwz); raise ``TargetError`` if it is missing."""
+        """File with the entries that several files share (dwz); raise ``TargetError`` if it is missing."""
 
     def malformed(self, detail: str) -> NoReturn:
-        """Raise ``TargetError`` for malformed debug information; ``detail`` completes the message."""
+        """Raise ``TargetError`` for malformed debug information. ``detail`` is the end of the message."""
 
     def section(self, name: str) -> SectionBytes:
         """Return a section, decompressed, or an empty one if it is missing."""
@@ -79,7 +79,7 @@ class EntryFile(Protocol):
         """
         Return the abbreviation declarations at an offset of ``.debug_abbrev``.
 
-        ``sizes`` are those of the unit's forms.
+        ``sizes`` are the sizes of forms in the unit.
         """
 
     def entry_at(self, offset: int) -> Entry:
@@ -118,15 +118,15 @@ def unit_end(section: SectionBytes, offset: int, order: ByteOrder) -> int:
 
 class Unit:
     """
-    A unit of a file, at ``offset`` of its section ``.debug_info``, or ``.debug_types`` if ``is_types``.
+    Unit of a file, at ``offset`` of its section ``.debug_info``, or ``.debug_types`` if ``is_types`` is True.
 
-    ``skeleton`` is the program's skeleton unit of a split unit, which is in a separate file. ``sizes`` are those of
-    forms. ``signature`` is that of a unit's type, or the dwo_id that a skeleton and its split unit share.
+    A split unit, which is in a separate file, has the program's ``skeleton`` unit. ``sizes`` has the sizes of forms.
+    ``signature`` is the signature of a unit's type, or the dwo_id that a skeleton and its split unit share.
     """
 
     def __init__(self, file: EntryFile, section: SectionBytes, offset: int, *, is_types: bool = False) -> None:
         """
-        Read the header at ``offset`` of a section, ``.debug_types`` if ``is_types``, else ``.debug_info``.
+        Read the header at ``offset`` of the section ``.debug_types`` (if ``is_types``) or ``.debug_info``.
 
         Raise IndexError or ValueError if it is malformed.
         """
@@ -246,7 +246,11 @@ class Entry:
 
     @classmethod
     def at(cls, unit: Unit, offset: int) -> Entry | None:
-        """Return the entry at an offset of the unit's section; None for the null entry that ends a list of children."""
+        """
+        Return the entry at an offset of the unit's section.
+
+        Return None for a null entry, which ends a list of children.
+        """
         try:
             code, position = unsigned_at(unit.section.data, unit.section.start + offset)
             return cls(unit, offset, unit.shapes[code], position) if code else None
@@ -299,7 +303,7 @@ class Entry:
         """
         Return the value of an attribute of class constant, or None if it is missing or of another class.
 
-        The forms ``data1`` to ``data8``, which do not state a sign, are read as unsigned.
+        The forms ``data1`` to ``data8`` do not specify a sign, and are read as unsigned.
         """
         form, value = self.attributes.get(attribute, (0, 0))
         return value if form in CONSTANTS and isinstance(value, int) else None
@@ -324,7 +328,7 @@ class Entry:
         return form == Form.FLAG_PRESENT or (form == Form.FLAG and value != 0)
 
     def block(self, attribute: int) -> bytes | None:
-        """Return the bytes of an attribute of class exprloc or block; None if it is missing or of another class."""
+        """Return the bytes of an attribute of class exprloc or block, or None if it is missing or of another class."""
         value = self.attributes.get(attribute, (0, 0))[1]
         return value if isinstance(value, bytes) else None
 
@@ -332,14 +336,14 @@ class Entry:
         """
         Return an offset in another section, or None if the attribute is missing or of another class.
 
-        Before DWARF 4 the offset is a constant of 4 or 8 bytes.
+        Before DWARF 4, such an offset is a constant of 4 or 8 bytes.
         """
         form, value = self.attributes.get(attribute, (0, 0))
         is_old = self.unit.sizes.version < 4 and form in (Form.DATA4, Form.DATA8)
         return value if (form == Form.SEC_OFFSET or is_old) and isinstance(value, int) else None
 
     def index_in_lists(self, attribute: int) -> int | None:
-        """Return the index of one of the unit's lists of ranges or locations; None for another form."""
+        """Return the index of one of the unit's lists of ranges or locations, or None for another form."""
         form, value = self.attributes.get(attribute, (0, 0))
         return value if form in (Form.RNGLISTX, Form.LOCLISTX) and isinstance(value, int) else None
 
@@ -376,11 +380,7 @@ class Entry:
         return self.unit.file.indexed_address(self.unit, value) if form in INDEXED_ADDRESSES else None
 
     def reference(self, attribute: int) -> Entry | None:
-        """
-        Return the entry to which an attribute of class reference refers.
-
-        Return None if it is missing or of another class.
-        """
+        """Return the entry to which an attribute refers, or None if it is missing or not of class reference."""
         form, value = self.attributes.get(attribute, (0, 0))
         if not isinstance(value, int) or not form:
             return None
@@ -397,7 +397,7 @@ class Entry:
 
     @property
     def name(self) -> str | None:
-        """The name of the entry, or else of its origin or specification; None if none has a name."""
+        """Name of the entry, or else of its origin or specification, or None if none has a name."""
         for entry in self.origins():
             if entry.has(At.NAME):
                 return entry.text(At.NAME)
@@ -426,7 +426,7 @@ class Entry:
 
     @property
     def origin(self) -> Entry:
-        """The last of the origins; entries with the same last origin describe the same function, variable or type."""
+        """The last of the origins. Entries with the same last origin describe the same function, variable or type."""
         last = self
         for last in self.origins():  # noqa: B007 - the last one
             pass
@@ -434,7 +434,7 @@ class Entry:
 
     @property
     def type(self) -> Entry | None:
-        """The entry of the type, or else of an origin's type; None for ``void`` and for entries without a type."""
+        """Entry of the type, or else of an origin's type. It is None for ``void``, and if there is no type."""
         for entry in self.origins():
             if entry.has(At.TYPE):
                 return entry.reference(At.TYPE)

@@ -1,7 +1,7 @@
 """
-A file with debug information: its sections, its units, and its supplementary file (dwz).
+File with debug information: its sections, its units, and its supplementary file (dwz).
 
-Units are found by their headers, without reading all entries. Malformed bytes raise ``TargetError`` and nothing else.
+Units are found by their headers, without reading all entries. If bytes are malformed, only ``TargetError`` is raised.
 """
 
 from __future__ import annotations
@@ -116,9 +116,9 @@ def split_files(program: ElfFile, name: str, directory: str) -> Iterator[ElfFile
 
 def find_alternate_file(elf: ElfFile, directory: Path | None = None) -> ElfFile:
     """
-    Return the supplementary file (dwz) of ``elf``; raise ``TargetError`` if no file has the build ID in the link.
+    Return the supplementary file (dwz) of a file; raise ``TargetError`` if no file has the build ID in the link.
 
-    ``directory`` is where debug files are installed, None for the default.
+    ``directory`` is the directory of installed debug files, or None for the default.
     """
     section = section_bytes(elf, ".gnu_debugaltlink")
     link = bytes(section.data[section.start : section.end])
@@ -152,7 +152,7 @@ def _candidates(elf: ElfFile, path: Path, build_id: str, directory: Path) -> Ite
 Read = TypeVar("Read")
 
 _UNITS_MAX = 1 << 18
-"""Maximum number of units of a file; a kernel has some thousands, a browser some tens of thousands."""
+"""Maximum number of units of a file. A kernel has some thousands, a browser some tens of thousands."""
 
 _READ_FIRST = 1 << 14
 """Number of bytes of a section after an offset that suffice for most reads at that offset."""
@@ -165,9 +165,9 @@ _OF_PROGRAM = frozenset(
 
 def debug_file_of(module: ElfFile, directory: Path | None = None) -> DebugFile | None:
     """
-    Return the debug information of a module: its own, or that of its separate debug file; None if there is none.
+    Return the debug information in a module or in its separate debug file, or None if there is none.
 
-    ``directory`` is where separate files are installed.
+    ``directory`` is the directory of separate files.
     """
     if has_debug_information(module):
         return DebugFile(module, directory)
@@ -177,10 +177,10 @@ def debug_file_of(module: ElfFile, directory: Path | None = None) -> DebugFile |
 
 class DebugFile:
     """
-    The debug information in one file.
+    Debug information in one file.
 
-    A file with split debug information has a ``program``: its sections have other names, or are those of the program.
-    ``part`` is the part of one unit in a package.
+    A file with split debug information has a ``program``; its sections have other names, or are the program's. In a
+    package, ``part`` is the part of one unit.
     """
 
     def __init__(
@@ -201,10 +201,10 @@ class DebugFile:
         self._split: dict[int, Unit] = {}
         self._packaged_types: dict[int, Unit | None] = {}
         self._starts: list[int] = [0]
-        """The section offsets of the units whose headers were read so far, and of the unit after them."""
+        """Section offsets of the units whose headers were read so far, and of the unit after them."""
 
     def malformed(self, detail: str) -> NoReturn:
-        """Raise ``TargetError`` for malformed debug information; ``detail`` completes the message."""
+        """Raise ``TargetError`` for malformed debug information. ``detail`` is the end of the message."""
         raise TargetError(
             f"'{self.elf.path}' has malformed debug information: {detail}",
             hint="declare what the program needs: then nothing is read of it",
@@ -217,9 +217,9 @@ class DebugFile:
 
     def read_at(self, name: str, offset: int, read: Callable[[SectionBytes], Read]) -> Read:
         """
-        Return the result of ``read`` at an offset of a section; decompress little more of it than that needs.
+        Return the result of ``read`` at an offset of a section, decompressing little more than necessary.
 
-        ``read`` gets the beginning of the section, and raises one of UNREADABLE if that is too short.
+        ``read`` gets the beginning of the section, and raises an exception of UNREADABLE if that is too short.
         """
         source, size = self._source(name), _READ_FIRST
         while True:
@@ -252,11 +252,11 @@ class DebugFile:
 
     @cached_property
     def alternate(self) -> DebugFile:
-        """The file of the entries that several files share (dwz); raise ``TargetError`` if it is missing."""
+        """File with the entries that several files share (dwz); raise ``TargetError`` if it is missing."""
         return DebugFile(find_alternate_file(self.elf, self._directory), self._directory)
 
     def all_files(self) -> Iterator[DebugFile]:
-        """Iterate over the file and the other files with its entries: the shared one, and those of its split units."""
+        """Iterate over this file, the shared file (dwz), and the files of split units."""
         yield self
         if self.has_alternate:
             yield self.alternate
@@ -326,7 +326,7 @@ class DebugFile:
             offset = self._start_of(number)
 
     def _start_of(self, number: int) -> int:
-        """Return the offset of the unit with this number, counted from 0; the section's end after the last one."""
+        """Return the offset of the unit with this number, counted from 0, or the section's end after the last unit."""
         size, starts = self._source(".debug_info").size, self._starts
         while len(starts) <= number and starts[-1] < size:
             self._pass(starts)
@@ -367,7 +367,7 @@ class DebugFile:
         return self.unit_of(offset).entry(offset)
 
     def unit_covering(self, address: int) -> Unit | None:
-        """Return the unit of the code or data at a link address; None if no unit covers it."""
+        """Return the unit of the code or data at a link address, or None if no unit covers it."""
         aranges = self.section(".debug_aranges")
         try:
             found = unit_covering(aranges, self.elf.struct_prefix, address)
@@ -419,7 +419,7 @@ class DebugFile:
         """
         Return the abbreviation declarations at an offset of ``.debug_abbrev``.
 
-        ``sizes`` are those of the unit's forms.
+        ``sizes`` are the sizes of forms in the unit.
         """
         key = (offset, sizes)
         if key not in self._shapes:

@@ -1,4 +1,4 @@
-"""The used numbers of DWARF, by the names of the standard (DWARF 5, chapter 7; GNU's and dwz's extensions)."""
+"""Numbers of DWARF that dprobes uses, by the names of the standard (DWARF 5, chapter 7; extensions of GNU and dwz)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """
-Search for entries by address or name, and for inlined calls: those that the compiler replaced by the function's code.
+Search for entries by address or name, and for inlined calls, which the compiler replaced by the function's code.
 
-For an address, only the unit that covers it is searched. For a name, only units whose bytes contain the name, or a
-reference to it, at a position that fits a requested entry. No index is built.
+For an address, only the unit that covers it is searched. For a name, a unit is searched only if its bytes contain the
+name, or a reference to it, at a position that fits a requested entry. No index is built.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ __all__ = [
 
 def plausible_places(unit: Unit, places: Sequence[int], tags: Collection[int], *, declarations: bool) -> Sequence[int]:
     """
-    Return those of the ``places`` that may be the name of an entry with one of the ``tags``, or refer to it.
+    Return those of ``places`` that may be the name, or a reference to the name, of an entry with one of the ``tags``.
 
-    The bytes before a place are compared with the codes of abbreviations, so no entries need to be read. Without
-    ``declarations`` entries that only declare something do not count.
+    The bytes before a place are compared with the codes of abbreviations, so no entries need to be read. If
+    ``declarations`` is False, entries that only declare something do not count.
     """
     heads: dict[int, set[bytes]] = {}
     for code, shape in _shapes_with(unit, tags):
@@ -126,7 +126,7 @@ def _unsigned(number: int) -> bytes:
 
 
 _STRINGS_MAX = 256
-"""Maximum number of equal strings of a file that are searched; linkers write each string once."""
+"""Maximum number of equal strings of a file that are searched. Linkers write each string once."""
 _TAILS_MAX = 1 << 16
 _PLACES_MAX = 1 << 16
 """Maximum number of places of a name that are searched in one section."""
@@ -136,17 +136,17 @@ _TEXT_MAX = 1 << 14
 
 _TEXT_FORMS = frozenset((Form.STRP, Form.STRP_SUP, Form.GNU_STRP_ALT))
 _CHECKED = 16
-"""Maximum number of places to check for a reference to a string; a number may match by chance."""
+"""Maximum number of places to check for a reference to a string. A number may match by chance."""
 
 
 def units_with(file: DebugFile, raw: bytes) -> Iterator[tuple[Unit, Sequence[int] | None]]:
     """
-    Iterate lazily over the units whose bytes may have a name, with the places.
+    Iterate lazily over the units whose bytes may have a name, each with the places of the name.
 
-    A unit may occur several times, with different places; None as the places means anywhere in the unit.
+    A unit may occur several times, with different places. If the places are None, the name may be anywhere in the unit.
 
-    Linkers store a string that is the tail of longer strings in the bytes of one of these. GNU ld uses the first of
-    them in the order of their reversed text. If nothing refers to that one, all longer strings are tried.
+    Linkers store a string that is the tail of longer strings in the bytes of one of these. GNU ld uses the first one in
+    the order of their reversed text. If no entry refers to that one, all longer strings are tried.
     """
     whole, tails = _text_offsets(file.section(".debug_str"), raw)
     yield from _units_referring(file, whole, tails)
@@ -162,7 +162,7 @@ def units_with(file: DebugFile, raw: bytes) -> Iterator[tuple[Unit, Sequence[int
 
 
 def places_in(file: DebugFile, unit: Unit, raw: bytes) -> Sequence[int] | None:
-    """Return the offsets at which a unit may have a name or a reference to it; None if they are not known."""
+    """Return the offsets at which a unit may have a name or a reference to it, or None if they are unknown."""
     if _has_indexed_texts(unit):
         return None
     own, strings = unit.section, [file.section(".debug_str")]
@@ -231,15 +231,15 @@ def _refers(unit: Unit, place: int, offset: int) -> bool:
 
 
 def entry_around(parent: Entry, place: int) -> Entry | None:
-    """Return the child of ``parent`` that contains the offset ``place``, itself or in its descendants; else None."""
+    """Return the child of ``parent`` that contains the offset ``place``, also in its descendants, or None."""
     return next((child for child in parent.children() if child.offset <= place < child.following()), None)
 
 
 def may_have(places: Sequence[int] | None, entry: Entry) -> bool:
     """
-    Return whether an entry or its descendants are at one of ``places``, offsets at which a name may be.
+    Return True if an entry or its descendants contain one of ``places``, at which a name may be.
 
-    None as ``places`` means that these are unknown: return True.
+    If ``places`` is None, they are unknown, and the result is True.
     """
     if places is None:
         return True
@@ -248,7 +248,7 @@ def may_have(places: Sequence[int] | None, entry: Entry) -> bool:
 
 
 def references_to(file: DebugFile, entry: Entry) -> Iterator[int]:
-    """Iterate over the offsets in a file at which another entry may refer to this one by its offset in the section."""
+    """Iterate over the offsets in a file at which an entry may refer to this one by its offset in the section."""
     needle = entry.offset.to_bytes(entry.unit.sizes.offset, file.order)
     return _places(file.section(".debug_info"), needle, sys.maxsize)
 
@@ -286,7 +286,11 @@ def _packed(file: DebugFile, offset: int) -> bytes:
 
 
 def _text_offsets(section: SectionBytes, raw: bytes) -> tuple[Sequence[int], Sequence[int]]:
-    """Return the offsets of a whole string in a section, or else those of tails of longer ones, in GNU ld's order."""
+    """
+    Return the offsets of a whole string in a section, and of tails of longer strings in GNU ld's order.
+
+    The tails are searched only if there is no whole string.
+    """
     whole = [place + 1 for place in _places(section, b"\0" + raw + b"\0", _STRINGS_MAX)]
     data, start = section.data, section.start
     if data[start : start + len(raw) + 1] == raw + b"\0":
@@ -330,10 +334,10 @@ _REFERENCES_MAX = 1 << 10
 
 class Scope(NamedTuple):
     """
-    A namespace, a class or an enumeration that contains names; its own name is empty if it has none.
+    Namespace, class or enumeration that contains names. Its own name may be empty.
 
-    The names in a scope that ``is_open`` belong to the scope around it, too: a namespace that is ``inline`` or has no
-    name, an enumeration of C.
+    If ``is_open`` is True, its names belong to the surrounding scope, too. This is so for a namespace that is
+    ``inline`` or has no name, and for an enumeration of C.
     """
 
     name: str
@@ -349,9 +353,9 @@ class Scoped(NamedTuple):
 
 def function_at(file: DebugFile, address: int) -> Entry | None:
     """
-    Return the function that covers a link address: an entry ``SUBPROGRAM`` with code, or None if there is none.
+    Return the entry (``SUBPROGRAM``) of the function that covers a link address, or None if there is none.
 
-    Of nested functions it is the innermost. Separate parts of a function belong to it.
+    Of nested functions, return the innermost. Separate parts of a function belong to it.
     """
     unit = file.unit_covering(address)
     return None if unit is None else _function_in(file.whole_unit(unit).root, address, 0)
@@ -383,9 +387,9 @@ def entries_named(
     """
     Iterate over the entries with one of the ``tags`` whose own name is ``name``, outside of functions.
 
-    Each file is searched separately: the entries that it shares with others are in its ``alternate``. Without
-    ``declarations`` most entries that only declare something are left out, without ``c_declarations`` only those of C.
-    In C++ a declaration may be the only entry with the name of a definition.
+    Each file is searched separately: the entries that it shares with others are in its ``alternate``. If
+    ``declarations`` is False, most entries that only declare something are left out; if ``c_declarations`` is False,
+    only those of C. In C++, a declaration may be the only entry with the name of a definition.
     """
     found = found_named(file, name, tags, declarations=declarations, c_declarations=c_declarations)
     return (each.entry for each in found)
@@ -422,9 +426,9 @@ def _in_unit(
 
 class _Search:
     """
-    A search for the entries with a name in a unit.
+    Search for the entries with a name in a unit.
 
-    ``places`` are the offsets at which the name, or a reference to it, may be; None if they are unknown.
+    ``places`` has the offsets at which the name, or a reference to it, may be, or is None if they are unknown.
     """
 
     def __init__(self, name: str, tags: Collection[int], places: Sequence[int] | None, *, is_c: bool) -> None:
@@ -436,7 +440,7 @@ class _Search:
             self._spaces |= {Tag.ENUMERATION_TYPE}
 
     def in_entry(self, parent: Entry, scopes: tuple[Scope, ...]) -> Iterator[Scoped]:
-        """Iterate over the matches among the descendants of ``parent``; ``scopes`` are its scopes and itself."""
+        """Iterate over the matches among the descendants of ``parent``. ``scopes`` ends with ``parent`` itself."""
         if len(scopes) > _DEPTH_MAX:
             return
         for entry in parent.children():
@@ -492,7 +496,7 @@ def definitions_of(file: DebugFile, entry: Entry) -> Iterator[Entry]:
 
 
 def imported_units(unit: Unit) -> Sequence[Unit]:
-    """Return a unit, and the units that it imports: shared entries (dwz), or those of link-time optimization."""
+    """Return a unit and the units that it imports: shared entries (dwz), or units of link-time optimization."""
     found = [unit]
     for each in found:
         if len(found) > _IMPORTS_MAX:
@@ -527,7 +531,7 @@ def _signatures_in(parent: Entry) -> Iterator[int]:
 
 
 def is_c(unit: Unit) -> bool:
-    """Return whether a unit's language is C, in which a definition needs no declaration with another entry."""
+    """Return True if a unit's language is C, in which a definition needs no separate declaration."""
     return unit.root.number(At.LANGUAGE) in _C_LANGUAGES
 
 
@@ -548,7 +552,7 @@ class InlinedCall(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name of the called function, preferably that of its symbol."""
+        """Name of the called function, preferably that of its symbol."""
         return self.entry.linker_name or self.entry.name or "?"
 
     @property
@@ -584,9 +588,9 @@ def _calls_in(parent: Entry, function: Entry, depth: int, level: int) -> Iterato
 
 def inlined_calls_of(file: DebugFile, name: str) -> Iterator[InlinedCall]:
     """
-    Iterate over all inlined calls of a function, in all units; ``name`` is that of the source.
+    Iterate over all inlined calls of a function, in all units; ``name`` is the function's name in the source.
 
-    Of other units, only entries that may contain a reference to the function are searched.
+    In other units, only entries that may contain a reference to the function are searched.
     """
     alternate = file.alternate if file.has_alternate else None
     for holder in file.all_files():
@@ -608,9 +612,9 @@ def _is_elsewhere(function: Entry) -> bool:
 
 class _CallSearch:
     """
-    A search for the inlined calls of a function in a unit.
+    Search for the inlined calls of a function in a unit.
 
-    ``places`` are the offsets at which a reference to the function may be; None if they are unknown.
+    ``places`` has the offsets at which a reference to the function may be, or is None if they are unknown.
     """
 
     def __init__(self, abstract: Entry, places: Sequence[int] | None) -> None:

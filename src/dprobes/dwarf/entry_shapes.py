@@ -1,5 +1,5 @@
 """
-The shapes of entries, which DWARF calls abbreviation declarations (``.debug_abbrev``), and the decoding of entries.
+Shapes of entries, which DWARF calls abbreviation declarations (``.debug_abbrev``), and the decoding of entries.
 
 ::
 
@@ -46,13 +46,13 @@ _SHAPE = re.compile(
     rb"%b%b.(?:(?!\x00\x00)%b(?:\x21%b|(?!\x21)%b))*+\x00\x00" % (_LEB, _LEB, _LEB, _LEB, _LEB), re.DOTALL
 )
 """
-A whole abbreviation declaration: code, tag, flag for children, attributes with their forms.
+Whole abbreviation declaration: code, tag, flag for children, and attributes with their forms.
 
 The form 0x21 is IMPLICIT_CONST, which a signed value follows.
 """
 
 _NUMBER, _TEXT, _BLOCK, _BLOCK1, _BLOCK2, _BLOCK4, _INDIRECT = -1, -2, -3, -4, -5, -6, -7
-"""Negative steps, for forms whose size depends on the value; a positive step is a number of bytes to skip."""
+"""Negative steps, for forms whose size depends on the value. A positive step is a number of bytes to skip."""
 
 _LOOKING = {
     Form.SDATA: _NUMBER, Form.UDATA: _NUMBER, Form.REF_UDATA: _NUMBER, Form.STRX: _NUMBER, Form.ADDRX: _NUMBER,
@@ -97,7 +97,7 @@ class FormSizes(NamedTuple):
 
 
 class AttributeShape(NamedTuple):
-    """An attribute and its form; ``value`` is that of the form IMPLICIT_CONST."""
+    """Attribute and its form. ``value`` is used by the form IMPLICIT_CONST."""
 
     attribute: int
     form: int
@@ -106,10 +106,10 @@ class AttributeShape(NamedTuple):
 
 class EntryShape(NamedTuple):
     """
-    An abbreviation declaration: the tag and attributes of all entries with its code.
+    Abbreviation declaration: the tag and attributes of all entries with its code.
 
     ``steps`` skip all attributes. ``sibling`` is the number of bytes before the reference to the next sibling, whose
-    form is ``sibling_form``; it is None if there is no such reference, or the number varies.
+    form is ``sibling_form``. It is None if there is no such reference, or the number varies.
     """
 
     tag: int
@@ -255,7 +255,7 @@ _NUMBERS = frozenset(
 _BLOCK_SIZES = {Form.BLOCK1: 1, Form.BLOCK2: 2, Form.BLOCK4: 4}
 
 RawValue = int | bytes | str
-"""The raw value of an attribute: a number whose meaning depends on the form, a block, or a string."""
+"""Raw value of an attribute: a block, a string, or a number whose meaning depends on the form."""
 
 
 def read_value(
@@ -264,8 +264,8 @@ def read_value(
     """
     Return the form of an attribute at a position, its raw value, and the position after it.
 
-    ``end`` is that of the unit, ``implicit`` the value of the form IMPLICIT_CONST. IndexError or ValueError if the
-    bytes are malformed.
+    ``end`` is the end of the unit, ``implicit`` the value of the form IMPLICIT_CONST. Raise IndexError or ValueError if
+    the bytes are malformed.
     """
     size = sizes.of(form)
     if size is not None:

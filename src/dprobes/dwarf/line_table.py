@@ -1,8 +1,8 @@
 """
-The line table: the source line of each instruction (``.debug_line``).
+Line table: the source line of each instruction (``.debug_line``).
 
-Each unit has one line number program, whose header lists the files; its execution yields rows of addresses and lines.
-Rules: DWARF Debugging Information Format, versions 4 and 5, section 6.2; a header of version 2 or 3 is like that of
+Each unit has one line number program. Its header lists the files; its execution yields rows of addresses and lines.
+Rules: DWARF Debugging Information Format, versions 4 and 5, section 6.2. A header of version 2 or 3 is like that of
 version 4, but has no ``maximum_operations_per_instruction``.
 """
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["LineProgram", "LineSections", "addresses_of_lines", "line_programs"]
 
 _LONG = 0xFFFFFFFF
-"""Mark of the 64-bit format in the place of a length; the length follows."""
+"""Mark of the 64-bit format in place of a length. The length follows."""
 _RESERVED = 0xFFFFFFF0
 
 _FILES_MAX = 1 << 20
@@ -55,10 +55,10 @@ class LineRow(NamedTuple):
 
 class LineProgram:
     """
-    The line table of one unit.
+    Line table of one unit.
 
-    ``files`` are paths by the numbers in rows, each with its directory as the compiler wrote it: relative to that of
-    the unit, or absolute.
+    ``files`` has paths by the file numbers in rows. A path contains its directory as the compiler wrote it: relative to
+    the directory of the unit, or absolute.
     """
 
     def __init__(self, sections: LineSections, offset: int) -> None:
@@ -117,7 +117,7 @@ class LineProgram:
 
     def _files_of_4(self) -> list[str]:
         """
-        Read two lists of strings, each terminated by an empty one; the numbers of files begin with 1.
+        Read two lists of strings, each terminated by an empty string. The numbers of files begin with 1.
 
         ::
 
@@ -135,7 +135,7 @@ class LineProgram:
         return files
 
     def _files_of_5(self) -> list[str]:
-        """Read directories and files, each list after the forms of its fields; the numbers of files begin with 0."""
+        """Read directories and files, each list after the forms of its fields. The numbers of files begin with 0."""
         directories = [path for path, _ in self._entries()]
         return [_joined(directories, directory, path) for path, directory in self._entries()]
 
@@ -254,7 +254,11 @@ class LineProgram:
 
 
 def line_programs(sections: LineSections) -> Iterator[LineProgram]:
-    """Iterate over the line tables of all units, with only their headers read; ``TargetError`` if one is damaged."""
+    """
+    Iterate over the line tables of all units, and read only their headers.
+
+    Raise ``TargetError`` if one is damaged.
+    """
     offset = 0
     while offset < len(sections.lines):
         program = LineProgram(sections, offset)
@@ -296,11 +300,11 @@ def addresses_of_lines(sections: LineSections, path: str, first: int, last: int)
     Return the link addresses of the instructions that begin a statement of lines ``first`` to ``last``, by line.
 
     ``path`` is the name of a source file, or the last parts of its path. A statement that continues over several rows
-    begins once; a loop's line begins where it is entered, tested and continued. For a line without marked statements,
-    its instructions that follow those of other lines count. An instruction at which several lines begin counts for a
-    single requested line; of several requested lines it counts for the last of them.
+    begins once. A loop's line begins where the loop is entered, tested and continued. For a line without marked
+    statements, its instructions that follow those of other lines count. If several lines begin at an instruction, it
+    counts for the requested one, and of several requested ones for the last.
 
-    Raise ``TargetError`` if there is no such file, several, or no instruction of those lines.
+    Raise ``TargetError`` if there is no such file, several such files, or no instruction of those lines.
     """
     found = _Statements(path, first, last)
     for program in line_programs(sections):
@@ -356,7 +360,7 @@ class _Statements:
 
 
 def _ends_with(path: str, end: str) -> bool:
-    """Return whether the last parts of a path are ``end``: ``lib/a.c`` ends with ``a.c``, but not with ``.c``."""
+    """Return True if a path ends with the whole parts ``end``: ``lib/a.c`` ends with ``a.c``, but not with ``.c``."""
     return path == end or path.endswith(f"/{end}")
 
 

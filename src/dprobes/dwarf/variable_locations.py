@@ -1,7 +1,7 @@
 """
-The location of a variable or parameter at an instruction, from its debug information (DWARF 5, 2.6).
+Location of a variable or parameter at an instruction, from its debug information (DWARF 5, 2.6).
 
-Locations are symbolic: registers and memory of a process are named, and read only at a hit.
+Locations are symbolic: they name registers and memory of a process, which are read only at a hit.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _expressible(unit: Unit, frame: Frame) -> Expressible:
         return moved(_node_of(frame.base()), distance, (1 << 8 * word) - 1)
 
     def entry_value(expression: bytes) -> Node:
-        """Return the value of an expression at the entry of the function; it is known only there."""
+        """Return the value of an expression at the entry of the function. It is known only there."""
         if not frame.is_entry:
             raise NowhereError("known only at the entry of the function", is_at_entry=True)
         without = {name: base for name, base in bases.items() if name != "entry_value"}

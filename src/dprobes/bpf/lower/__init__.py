@@ -1,18 +1,19 @@
 """
-RPN to eBPF, without LLVM: one template for each row of the instruction table writes eBPF through a writer.
+Lowering of RPN to eBPF, without LLVM: for each row of the instruction table, a template writes eBPF.
 
-The code passes the verifier by construction; ``template_writer`` has the rules. The main one: between blocks of RPN the
-*state* of a handler is in an element of a map. A value loaded from a map is an unknown number to the verifier, so two
-paths to a block never differ, nothing is unrolled, and verification is linear. The input is the encoded bytes, as the
-interpreter runs them, so that a damaged compiled file behaves the same in both.
+The code passes the verifier by construction; ``template_writer`` has the rules. The main rule: between blocks of RPN,
+the *state* of a handler is in an element of a map. To the verifier, a value loaded from a map is an unknown number. So
+two paths to a block never differ, nothing is unrolled, and verification takes linear time. The input is the encoded
+bytes, as for the interpreter, so a damaged compiled file behaves the same in both.
 
-* A state is claimed by an atomic exchange; states are not per CPU, because handlers sleep and are preempted. A handler
-  that needs little of the state has it on its stack, if possible: then a hit claims no state.
-* The ELF note of a USDT probe's site specifies where an argument is; ``vm.world_rules`` defines its value.
+* A state is claimed by an atomic exchange. States are not per CPU, because handlers sleep and are preempted. If a
+  handler needs little of the state, the state is on its stack if possible, and a hit claims none.
+* The ELF note of a USDT probe's site specifies the place of an argument. ``vm.world_rules`` defines its value.
 * Every backward jump passes a *guard* at its target: ``may_goto``, an open-coded iterator, or a return into
-  ``bpf_loop``, whichever the kernel has. With guards 200 dense labels cost the verifier 1.8 times their instructions.
+  ``bpf_loop``, depending on the kernel. With guards, the verifier processes 1.8 times the instructions of 200 dense
+  labels.
 * ``hosts`` has the kernel interface of handlers. Tests replace it, and ``BPF_PROG_TEST_RUN`` runs the same bytes on a
-  synthetic ``pt_regs``: so every case and random programs are compared with the interpreter.
+  synthetic ``pt_regs``. So every case and random programs are compared with the interpreter.
 """
 
 from __future__ import annotations
@@ -57,7 +58,11 @@ _HOMES = {
     "composer": ("Composer",),
     "lowered_handler": ("check_lowering", "host_of", "is_supported", "lower", "lower_for_word_sizes"),
 }
-"""Modules of the names that ``lowering_request`` does not have; each is imported when one of its names is used."""
+"""
+Modules of the names that ``lowering_request`` does not define.
+
+A module is imported when one of its names is used.
+"""
 
 
 def __getattr__(name: str) -> object:

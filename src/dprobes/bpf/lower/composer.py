@@ -1,8 +1,8 @@
 """
-The composer of an extension's eBPF form.
+Composer of an extension's code in eBPF.
 
-All values are variables: 64-bit words of the state. In a loop of an extension, the verifier therefore knows no values,
-as between blocks of RPN (``template_writer``).
+All values are variables, which are 64-bit words of the state. So in a loop of an extension, the verifier knows no
+values, as between blocks of RPN (``template_writer``).
 """
 
 from __future__ import annotations
@@ -37,7 +37,11 @@ class Variable(NamedTuple):
 
 
 class Composer:
-    """A writer of an extension's code for ``callk``: a hit executes what its methods write, in that order."""
+    """
+    Writer of an extension's code for ``callk``.
+
+    A hit executes the code that its methods write, in the same order.
+    """
 
     def __init__(self, writer: Writer) -> None:
         self._w = writer
@@ -52,7 +56,7 @@ class Composer:
     # Values
 
     def variable(self, value: Variable | int = 0) -> Variable:
-        """Return a new variable with ``value``; raise ``NotSupportedError`` if a call has more than 16."""
+        """Return a new variable with ``value``; raise ``NotSupportedError`` if the extension needs more than 16."""
         if self._used > _LAST:
             raise NotSupportedError(f"an extension has more than {_LAST - _FIRST + 1} variables")
         variable = Variable(self._w.work(self._used))
@@ -96,7 +100,7 @@ class Composer:
 
     def register(self, name: str) -> Variable:
         """
-        Return a new variable with a general register, by its name in the appendix of the man page.
+        Return a new variable with the value of a general register, by its name in the appendix of the man page.
 
         Raise ``NotSupportedError`` for another register, or one that is wider than a cell.
         """
@@ -149,13 +153,13 @@ class Composer:
         self._w.close_loop()
 
     def leave_if(self, end: Label, condition: Jump, variable: Variable, operand: Variable | int) -> None:
-        """End the loop whose label is ``end`` if ``condition`` holds for ``variable`` and ``operand``."""
+        """Leave the loop with the end label ``end`` if ``condition`` is true for ``variable`` and ``operand``."""
         self._compare(condition, variable, operand, end)
 
     @contextmanager
     def when(self, condition: Jump, variable: Variable, operand: Variable | int) -> Iterator[None]:
         """
-        Execute what the ``with`` block writes only if ``condition`` holds for ``variable`` and ``operand``.
+        Execute the code that the ``with`` block writes only if ``condition`` is true for ``variable`` and ``operand``.
 
         That code must not push or pop.
         """

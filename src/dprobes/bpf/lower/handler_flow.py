@@ -1,8 +1,8 @@
 """
 Control flow of a handler, from its encoded RPN: reachable instructions, basic blocks, and facts at the start of blocks.
 
-The facts are the number of cells on the RPN stack, and LP, where all paths agree. Both let the lowering address memory
-by constants instead of masked numbers.
+The facts are the number of cells on the RPN stack, and LP, if they are the same on all paths. With them, the lowered
+code addresses memory by constants instead of masked numbers.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ LOSES_DEPTH = ("restore tsp", "dup", "log", "callk", "callk <name>")
 @dataclass
 class HandlerFlow:
     """
-    The control flow of one handler and of the procedures that it calls.
+    Control flow of one handler and of the procedures that it calls.
 
-    ``leaders`` are the instructions at which blocks begin, and ``known`` has the facts at each of them. ``catches`` are
-    the targets of ``sx``, ``returns`` the places after calls. ``has_cycle`` is true if an instruction may be executed
-    more than once. ``tables`` are those of the program.
+    ``leaders`` are the first instructions of blocks, and ``known`` has the facts at each of them. ``catches`` are the
+    targets of ``sx``; ``returns`` are the places after calls. ``has_cycle`` is True if an instruction may be executed
+    more than once. ``tables`` has the tables of the program.
     """
 
     start: int
@@ -123,7 +123,7 @@ def analyse(image: CodeImage, architecture: Architecture, start: int, logmax: in
     """
     Return the control flow of the handler that starts at byte ``start`` of an image.
 
-    ``logmax`` is the size of the log in bytes; beyond it, LP counts as unknown.
+    ``logmax`` is the size of the log in bytes. An LP beyond it counts as unknown.
     """
     return _Analysis(image, architecture, start, logmax).flow()
 
@@ -142,7 +142,7 @@ class _Analysis:
         return self._found
 
     def _reach(self) -> None:
-        """Decode all instructions that control can reach, and find the leaders: those at which blocks begin."""
+        """Decode all reachable instructions, and find the leaders, which are the first instructions of blocks."""
         found = self._found
         found.leaders.add(found.start)
         arrivals: dict[int, int] = {found.start: 1}
@@ -187,7 +187,7 @@ class _Analysis:
         return []
 
     def _find_cycle(self) -> None:
-        """Set ``has_cycle``; calls and exception handlers count as cycles, which keeps the proof short."""
+        """Set ``has_cycle``. Calls and exception handlers count as cycles, which keeps the proof short."""
         found = self._found
         if found.returns or found.catches:
             found.has_cycle = True
@@ -310,7 +310,7 @@ _EXCEPTION = _Stack((None, None, None), None)
 """The stack of an exception's handler: code and parameters."""
 
 _READS_ANY = frozenset({"push sbp", "push sbp, <n>", "trace pv", "callk", "callk <name>"})
-"""The instructions that may read any cell; extensions can access all of them."""
+"""Instructions that may read any cell. Extensions can access all of them."""
 
 _WRITES_ANY = frozenset(
     f"{verb} {base}{n}" for verb in ("pop", "copy") for base in ("sbp", "tsp") for n in ("", ", <n>")
@@ -426,14 +426,14 @@ class _Walk:
 
 
 def _certain(cells: _Cells, count: int) -> _Cells:
-    """Return the ``count`` top cells, which are read; raise ``_UncertainError`` if one may be unwritten."""
+    """Return the ``count`` top cells for reading; raise ``_UncertainError`` if one may be unwritten."""
     if count > len(cells):
         raise _UncertainError
     return cells[:count]
 
 
 def _number(value: int | None) -> int:
-    """Return the value, a number of cells or a depth; raise ``_UncertainError`` if it is unknown or negative."""
+    """Return a value that is a number of cells or a depth; raise ``_UncertainError`` if it is unknown or negative."""
     if value is None or value < 0:
         raise _UncertainError
     return value

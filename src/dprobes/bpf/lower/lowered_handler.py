@@ -1,4 +1,4 @@
-"""A complete handler: its parts in their order, and the checks for instructions without an eBPF form."""
+"""Complete handler: its parts in their order, and the checks for instructions without an eBPF form."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ TEMPLATES = {
     "callk": call_extensions,
     "callk <name>": call_extensions,
 }
-"""The template of each row of the instruction table, keyed by its syntax; rows without an eBPF form are missing."""
+"""Template of each row of the instruction table, by its syntax. Rows without an eBPF form are missing."""
 
 _OFFSET_MAX = 1 << 24
-"""Upper bound of offsets in encoded RPN that fit in frames; a damaged file may have larger ones."""
+"""Upper bound of offsets in encoded RPN that fit in frames. A damaged file may have larger ones."""
 
 _SHORT = 64
-"""Maximum number of instructions of a handler whose code is certainly not too large."""
+"""Maximum number of instructions of a handler whose code is certain to be small enough."""
 
 _UNWINDING = ("log ustack, <frames>", "log ustack")
 _TRACING = ("log st", "push stp", "pop stp", "purge st")
@@ -65,11 +65,11 @@ def lower(
     host: type[Host] | None = None,
 ) -> Lowered:
     """
-    Return the eBPF code of the handler that starts at byte ``start`` of the encoded program ``image``.
+    Lower the handler that starts at byte ``start`` of an encoded program to eBPF.
 
-    ``point`` has the limits of the handler, such as that of jumps. ``host`` is the class that writes the kernel
-    interface, None for ``host_of(request)``. Raise ``NotSupportedError`` for an instruction without an eBPF form, or a
-    handler that is too large.
+    ``point`` has the limits of the handler, such as the number of jumps. ``host`` is the class that writes the kernel
+    interface, or None for ``host_of(request)``. Raise ``NotSupportedError`` for an instruction without an eBPF form, or
+    a handler that is too large.
     """
     asm = Assembler()
     parts = image, architecture, start, point, request, host or host_of(request)
@@ -126,9 +126,10 @@ def lower_for_word_sizes(
     forms: Sequence[tuple[CodeImage, Architecture]], number: int, point: Point, request: Request
 ) -> Lowered:
     """
-    Return the code of handler ``number`` of a program that exists for several word sizes.
+    Lower handler ``number`` of a program that exists for several word sizes.
 
-    An event runs the same BPF program in code of each word size; in code of a word size without a form it does nothing.
+    An event runs the same BPF program in code of each word size. In code of a word size without a form, the program
+    does nothing.
     """
     from dprobes.bpf.lower.hosts.place_hosts import AnywhereHost
 
@@ -171,7 +172,7 @@ def _limits(asm: Assembler) -> Iterator[None]:
 
 
 class _Handler:
-    """The writer of one handler for one word size: ``write``, and after all such code ``write_functions``."""
+    """Writer of one handler for one word size. Call ``write``, and after all code ``write_functions``."""
 
     def __init__(
         self,
@@ -239,7 +240,7 @@ class _Handler:
         Epilogue(*around).write()
 
     def write_small(self) -> bool:
-        """Write all of the program with its state on the stack; return False if that is not possible."""
+        """Write the whole program with its state on the stack; return False if that is not possible."""
         begin_small(self._writer)
         self.write()
         self.write_functions()
@@ -316,7 +317,7 @@ def _uses(flow: HandlerFlow, group: Group) -> bool:
 
 
 def is_supported(row: Row, register: CpuRegister | None, abilities: Abilities) -> bool:
-    """Return whether an instruction has code, for the register that it names; calls of extensions are not included."""
+    """Return True if an instruction has an eBPF form for the register that it names. Extensions are not considered."""
     if row.group is Group.REGISTER:
         has_code = register is None or register.name in REGISTER_OFFSETS or register.memory_offset is not None
         return has_code and (abilities.writes_registers or not row.writes)

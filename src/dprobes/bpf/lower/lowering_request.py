@@ -1,4 +1,4 @@
-"""The input of the lowering: the probe definition, the kernel's abilities, the filter of hits, the record items."""
+"""Input of the lowering: the probe definition, the kernel's abilities, the filter of hits, the record items."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class LoopForm(Enum):
     """The mechanisms for backward jumps in an eBPF program, in order of preference."""
 
     MAY_GOTO = "may_goto"
-    """The ``may_goto`` instruction; kernel commit 011832b97b31."""
+    """The ``may_goto`` instruction (kernel commit 011832b97b31)."""
     ITERATOR = "iterator"
-    """An open-coded number iterator; kernel commit 6018e1f407cc."""
+    """An open-coded number iterator (kernel commit 6018e1f407cc)."""
     CALLBACK = "bpf_loop"
-    """A callback of ``bpf_loop``, which runs one step of the handler at each call; kernel commit e6f2dd0f8067."""
+    """A callback of ``bpf_loop``, which runs one step of the handler at each call (kernel commit e6f2dd0f8067)."""
 
 
 class VmaLayout(NamedTuple):
@@ -57,8 +57,8 @@ class VmaLayout(NamedTuple):
     Offsets, in bytes, of the members of kernel structures that describe a mapping.
 
     ``start``, ``pages`` (the first page in the file), ``flags`` and ``file`` are members of ``vm_area_struct``. The
-    others are on the path from there: ``inode`` of ``file``, ``number`` and ``super_block`` of ``inode``, ``device`` of
-    ``super_block``.
+    other members are reached from there: ``inode`` of ``file``, ``number`` and ``super_block`` of ``inode``, ``device``
+    of ``super_block``.
     """
 
     start: int
@@ -75,9 +75,8 @@ class PagingLayout(NamedTuple):
     """
     Offsets, in bytes, of the members of kernel structures that show whether a user-space server delivers a page.
 
-    ``end``, ``file`` and ``userfault`` (None if the kernel has no such member) are members of ``vm_area_struct``. The
-    others are on the path from there: ``inode`` of ``file``, ``super_block`` of ``inode``, ``magic`` of
-    ``super_block``.
+    ``end``, ``file`` and ``userfault`` (None if the kernel lacks it) are members of ``vm_area_struct``. The other
+    members are reached from there: ``inode`` of ``file``, ``super_block`` of ``inode``, ``magic`` of ``super_block``.
     """
 
     end: int
@@ -92,9 +91,9 @@ class NestingLayout(NamedTuple):
     """
     Offsets, in bytes, of the members of kernel structures that describe the uretprobes of a thread.
 
-    ``mm`` and ``task`` are members of ``task_struct``. ``area`` of ``mm_struct`` points to a structure that has, at
-    ``trampoline``, the address that replaces return addresses. ``depth`` of ``uprobe_task`` is the number of pending
-    returns.
+    ``mm`` and ``task`` are members of ``task_struct``. ``area`` of ``mm_struct`` points to a structure that contains,
+    at offset ``trampoline``, the address that replaces return addresses. ``depth`` of ``uprobe_task`` is the number of
+    pending returns.
     """
 
     mm: int
@@ -106,9 +105,9 @@ class NestingLayout(NamedTuple):
 
 class TaskLayout(NamedTuple):
     """
-    Offsets, in bytes, of the members of ``task_struct`` that records show of a thread.
+    Offsets, in bytes, of the members of ``task_struct`` that are items of records.
 
-    ``cred`` is a pointer to a structure with the real user id at ``uid``. The ids are those of the initial namespaces.
+    ``cred`` is a pointer to a structure with the real user id at ``uid``. The ids are ids in the initial namespaces.
     """
 
     tid: int
@@ -159,16 +158,14 @@ class Abilities(NamedTuple):
     * ``overrides_returns``: a program at a KPROBE can make the function return.
     * ``task``: the offsets by which a program reads the items of a thread, instead of one helper call for each item.
     * ``user``, ``paging``: in processes of the user id ``user``, handlers may wait for all memory that they read. In
-      other processes they may wait only for memory that, according to ``paging``, is sure to arrive.
+      other processes they may wait only for memory that is certain to arrive, according to ``paging``.
     * ``counters``: the sources of the performance counters that a program can read.
-    * ``small_states``: handlers that need little state have it on their stack (``small_state``).
-    * ``verified``: the kernel's verifier checks the code, and limits what may be in a small state.
-    * ``polled``: the reader of the ring never sleeps, and counts the records itself: handlers neither wake it nor count
+    * ``small_states``: a handler that needs little state has it on its stack (``small_state``).
+    * ``verified``: the kernel's verifier checks the code, which limits the contents of a small state.
+    * ``polled``: the reader of the ring never sleeps, and counts the records itself. Handlers neither wake it nor count
       their output.
-    * ``named_later``: the reader also adds the name and the user of a thread; records have the ids that it needs for
-      that.
+    * ``named_later``: the reader also adds the name and the user of a thread. Records have the ids that this needs.
     * ``copies_stacks``: an entry itself contains the data from which its call stacks are unwound (``stack_snapshot``).
-      Without it no entry does.
     """
 
     loops: LoopForm = LoopForm.MAY_GOTO
@@ -194,29 +191,29 @@ class Abilities(NamedTuple):
 
 
 class Placement(Enum):
-    """The kind of event by which a handler is called; it decides which registers the handler sees."""
+    """Kind of event at which a handler is called. It decides which registers the handler sees."""
 
     BREAKPOINT = "breakpoint"
     URETPROBE = "uretprobe"
-    """After the return: the registers are those of the caller."""
+    """After the return, with the registers of the caller."""
     RET_SITE = "ret"
-    """At a return instruction, before it is executed; the handler sees the state after it."""
+    """At a return instruction, before it is executed. The handler sees the state after it."""
     EVENT = "event"
     """In a perf event: a watchpoint or a sampler."""
     KPROBE = "kprobe"
     """At an instruction of the kernel."""
     KRETPROBE = "kretprobe"
-    """After the return of a function of the kernel: the registers are those of its caller."""
+    """After the return of a function of the kernel, with the registers of its caller."""
     ENTRY = "ftrace"
     """At the beginning of a function of the kernel, by the call of ftrace for which the compiler has left room."""
     ENTRY_RETURN = "ftrace return"
     """After the return of a function that is probed as for ENTRY."""
     FENTRY = "fentry"
-    """At the beginning of a function of the kernel, by a BPF trampoline; only its arguments are available."""
+    """At the beginning of a function of the kernel, by a BPF trampoline. Only its arguments are available."""
     FEXIT = "fexit"
-    """After a function of the kernel, by a BPF trampoline; only its arguments and its return value are available."""
+    """After a function of the kernel, by a BPF trampoline. Only its arguments and its return value are available."""
     MODIFY_RETURN = "fmod_ret"
-    """As FENTRY; the function is executed only if the program returns 0."""
+    """As FENTRY, but the function is executed only if the program returns 0."""
     TRACEPOINT = "tracepoint"
     """At a tracepoint of the kernel, or a system call: fields are available, registers are not."""
 
@@ -239,7 +236,7 @@ class Placement(Enum):
 
 class Filter(NamedTuple):
     """
-    Filter of hits by process; a hit must match every condition that is given.
+    Filter of hits by process. A hit must match every condition that is given.
 
     ``processes`` requires membership in SCOPE. ``cgroup`` is a cgroup's id and its level in the hierarchy; processes of
     the cgroup and of its descendants match. ``uid`` is a user id. ``excluded`` is a process whose hits never count.
@@ -253,11 +250,11 @@ class Filter(NamedTuple):
 
 class MappedModule(NamedTuple):
     """
-    A module as the kernel sees it in a mapping.
+    Module as the kernel sees it in a mapping.
 
-    ``files`` are the device and inode numbers of each of its copies, in the kernel's internal representation.
-    ``segments`` are the file offsets of its executable segments in ascending order, each with the amount by which its
-    link addresses exceed its file offsets.
+    ``files`` has the device and inode numbers of each of its copies, in the kernel's internal representation.
+    ``segments`` has the file offsets of its executable segments in ascending order, each with the difference of link
+    address and file offset.
     """
 
     files: tuple[tuple[int, int], ...]
@@ -266,10 +263,10 @@ class MappedModule(NamedTuple):
 
 class PortFilter(NamedTuple):
     """
-    Filter of the hits at a port instruction whose port is in ``dx``: only ports from ``first`` to ``last`` count.
+    Filter of hits at a port instruction whose port is in ``dx``: only ports from ``first`` to ``last`` count.
 
-    ``count_size`` is the size in bytes of the register with the number of repetitions, without which there is no
-    access; 0 if the instruction is not repeated.
+    ``count_size`` is the size in bytes of the register with the number of repetitions, or 0 if the instruction is not
+    repeated. If that register is 0, there is no access.
     """
 
     first: int
@@ -279,16 +276,16 @@ class PortFilter(NamedTuple):
 
 class KeptEntry(NamedTuple):
     """
-    Data that is stored at the entry of a call until its return: the time, and registers.
+    Data that is stored from the entry of a call until its return: the time, and registers.
 
-    Each register is given by name and index, and by its distance from the stack pointer if it is in memory. ``nests``
-    is true if tail calls can enter a function again, with the same frame, before it has returned.
+    Each register has a name, an index, and its distance from the stack pointer if it is in memory. ``nests`` is True if
+    tail calls can enter a function again, with the same frame, before it has returned.
     """
 
     registers: tuple[tuple[str, int, int | None], ...] = ()
     nests: bool = False
     counters: tuple[int, ...] = ()
-    """Performance counters by their index in ``COUNTERS``; COUNTER_UNREAD stands for one that could not be read."""
+    """Performance counters by their index in ``COUNTERS``. COUNTER_UNREAD is the value if one could not be read."""
 
     @property
     def words(self) -> int:
@@ -306,7 +303,7 @@ class Watched(Enum):
 
 
 class Tables(NamedTuple):
-    """The sizes of shared maps, all powers of two: states, CPUs, and entries of the probe table."""
+    """Sizes of shared maps, all powers of two: number of states, CPUs, and entries of the probe table."""
 
     states: int = 64
     cpus: int = 64
@@ -316,23 +313,25 @@ class Tables(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Request:
     """
-    The request for the code of one probe definition.
+    Request for the code of one probe definition.
 
-    ``items`` are the header items of its records. ``probe`` is the index of its only probepoint, ``link`` the link
-    address of that probepoint, and ``moved`` the distance of its breakpoint from there. If ``probe`` is None, the index
-    is in the attach cookie and the rest is in the probe table. ``symbols`` are link addresses. ``per_cpu`` is the
-    address of the kernel's array of per-CPU offsets, and the set of symbol addresses that are per-CPU. ``namespace`` is
-    the device and inode of the PID namespace whose ids records show, None for the initial one. ``return_bytes`` is the
-    number of bytes that a RET_SITE pops besides the return address. ``wants_tid`` puts the thread id into ring entries.
-    ``note`` is set where a hit does not count if its instruction faults: it is the index of this handler's pair in
-    NOTES. ``extensions`` are the eBPF forms of the functions that ``callk`` may call: functions of a ``Composer``.
-
-    An EVENT has one probepoint (``probe``). With a ``module``, only those events count that interrupt the module's
-    code, and the event shows where the module is mapped. With ``watched``, only events of processes in MAPPERS count,
-    and ``link`` is the link address of the watched data.
-
-    With ``replaceable``, another program can replace this one while it is attached. With ``replaces``, it can itself
-    replace another program (``session_switchover``).
+    * ``items`` are the header items of its records; ``wants_tid`` puts the thread id into ring entries.
+    * ``probe`` is the index of its only probepoint, ``link`` the probepoint's link address, and ``moved`` the distance
+      of the breakpoint from there. If ``probe`` is None, the index is in the attach cookie, and the rest is in the
+      probe table.
+    * ``symbols`` has link addresses by name. ``per_cpu`` has the address of the kernel's array of per-CPU offsets, and
+      the set of the symbol addresses that are per-CPU.
+    * ``namespace`` has the device and inode of the PID namespace whose ids records show, or is None for the initial
+      namespace.
+    * ``return_bytes`` is the number of bytes that a RET_SITE pops besides the return address.
+    * ``note`` is the index of this handler's pair in NOTES; it is set if a hit does not count when its instruction
+      faults.
+    * ``extensions`` has the eBPF forms of the functions that ``callk`` may call: functions of a ``Composer``.
+    * An EVENT has one probepoint (``probe``). With a ``module``, only events that interrupt the module's code count,
+      and the event shows where the module is mapped. With ``watched``, only events of processes in MAPPERS count, and
+      ``link`` is the link address of the watched data.
+    * With ``replaceable``, another program can replace this one while it is attached. With ``replaces``, this program
+      can itself replace another one (``session_switchover``).
     """
 
     items: Item = Item.MAJOR | Item.MINOR
@@ -355,7 +354,7 @@ class Request:
     cvars: int = 0
     tvars: int = 0
     shared_tables: frozenset[int] = frozenset()
-    """The numbers of the keyed tables that all CPUs share; the others have values for each of them."""
+    """Numbers of the keyed tables that all CPUs share. Other tables have values for each CPU."""
     return_bytes: int = 0
     wants_tid: bool = False
     note: int | None = None
@@ -369,21 +368,19 @@ class Request:
     reads_kernel: bool = False
     """True if the handler is hit in user mode and in the kernel, and may read memory of both."""
     kernel_code: tuple[int, int] | None = None
-    """Range of addresses, the end excluded, of the kernel's code in which an event counts; None: anywhere."""
+    """Range of addresses (end excluded) of the kernel's code in which events count, or None for all code."""
     ports: PortFilter | None = None
-    """The ports that hits at a KPROBE must be for; None: any."""
+    """Ports for which hits at a KPROBE count, or None for all ports."""
     follows_module: bool = False
-    """True if a KPROBE is at every place where its module is loaded, so that its address is known only at the hit."""
+    """True if a KPROBE is at every place where its module is loaded. Its address is then known only at the hit."""
     arguments: int = 0
     """Number of words that the function at a trampoline takes in registers."""
     traced: TracedEvent | None = None
     """The event of a TRACEPOINT."""
     shared: bool = False
-    """True if the code becomes part of a BPF program with other handlers (``dispatch``); ``probe`` is None then."""
+    """True if the code becomes part of a BPF program with other handlers (``dispatch``). ``probe`` is None then."""
     load_limit: int | None = None
-    """
-    Nanoseconds of CPU time that handlers may take in a window before they are skipped (``Overload``); None: no guard.
-    """
+    """Nanoseconds of CPU time that handlers may take in a window before they are skipped (``Overload``), or None."""
     diverts: bool = False
     """True if a handler in a process may stop the thread or skip the function, which its trampoline then does."""
     keeps_stack: bool = False

@@ -1,12 +1,12 @@
 """
-The writer of eBPF from blocks of RPN: the code that all templates share.
+Writer of eBPF from blocks of RPN: the code that all templates share.
 
-The registers: R6 holds the context, R7 the state, R8 TSP in blocks where the depth is not known. R0-R5 are for the
-instruction that is being written, and cache cells within a block. R9 holds a single number at a time.
+R6 has the context, R7 the state, and R8 TSP in blocks where the depth is not known. R0-R5 are for the instruction that
+is being written, and cache cells within a block. R9 has a single number at a time.
 
 The rules that make the verifier's work linear:
 
-1. Between blocks everything is in the state. A value loaded from it is an unknown number, so two paths cannot differ,
+1. Between blocks, everything is in the state. A value loaded from it is an unknown number, so two paths cannot differ,
    and nothing is unrolled.
 2. An index or a length is loaded, masked, and added to a base, in consecutive instructions.
 3. Every backward jump passes a guard (``Loops``).
@@ -71,15 +71,15 @@ _PASSING = tuple(register for register in Register if register not in (CONTEXT, 
 
 
 def loops_of(asm: Assembler, abilities: Abilities, end: Label) -> Loops:
-    """Return the writer of a handler's loops for a kernel; the handler goes to ``end`` when it has ended."""
+    """Return the writer of a handler's loops for a kernel. The handler goes to ``end`` when it has ended."""
     return Steps(asm, end) if abilities.loops is LoopForm.CALLBACK else Guards(asm, end, abilities)
 
 
 def switch(asm: Assembler, register: Register, cases: list[tuple[int, Label]], default: Label) -> None:
     """
-    Jump to the label of ``cases`` for the number in a register, else to ``default``; the numbers ascend.
+    Jump to the label of ``cases`` for the number in a register, or else to ``default``.
 
-    Clobbers no register.
+    The numbers are ascending. Clobbers no register.
     """
     if len(cases) <= 3:
         for value, label in cases:
@@ -95,7 +95,7 @@ def switch(asm: Assembler, register: Register, cases: list[tuple[int, Label]], d
 
 
 class Loops(ABC):
-    """The loops of a handler; only R6 and R7 are live at heads and junctions, and at jumps to a head."""
+    """Loops of a handler. Only R6 and R7 are live at heads and junctions, and at jumps to a head."""
 
     def __init__(self, asm: Assembler, end: Label) -> None:
         self._asm = asm
@@ -103,7 +103,7 @@ class Loops(ABC):
 
     @abstractmethod
     def write_inside(self, body: Callable[[], None]) -> None:
-        """Write the code of the main function that runs the handler; ``body`` writes the handler itself."""
+        """Write the code of the main function that runs the handler. ``body`` writes the handler itself."""
 
     @abstractmethod
     def write_behind(self, body: Callable[[], None]) -> None:
@@ -152,7 +152,7 @@ class Guards(Loops):
         """Write nothing, because ``write_inside`` has written the handler."""
 
     def head(self, label: Label) -> None:
-        """Place a label for backward jumps, and after it the guard that ends the handler after too many of them."""
+        """Place a label for backward jumps, and after it the guard that ends the handler after too many jumps."""
         self._asm.place(label)
         self.junction()
 
@@ -180,7 +180,7 @@ class Guards(Loops):
 
 
 class Steps(Loops):
-    """The handler as a callback of ``bpf_loop``: a backward jump ends a step; the next step starts at its target."""
+    """Handler as a callback of ``bpf_loop``. A backward jump ends a step, and the next step starts at its target."""
 
     def __init__(self, asm: Assembler, end: Label) -> None:
         super().__init__(asm, end)
@@ -226,7 +226,7 @@ class Steps(Loops):
         """
         Jump to a label that follows.
 
-        For one that precedes, end the step of ``bpf_loop``, and start the next one there.
+        For a preceding label, end the step of ``bpf_loop``, so that the next step starts at the label.
         """
         if label in self._heads:
             self._step_to(label)
@@ -234,7 +234,7 @@ class Steps(Loops):
             self._asm.jump(label)
 
     def junction(self) -> None:
-        """End the step of ``bpf_loop``; the next step continues here."""
+        """End the step of ``bpf_loop``. The next step continues here."""
         following = self._asm.label()
         self._step_to(following)
         self._asm.place(following)
@@ -254,7 +254,7 @@ _SIZE_MAX = 1 << 16
 
 
 class Routine:
-    """A routine for all places that call it; the number of the place to return to is in ``Field.RETURN``."""
+    """Routine for all places that call it. ``Field.RETURN`` has the number of the place to return to."""
 
     def __init__(self, asm: Assembler) -> None:
         self._asm = asm
@@ -262,7 +262,7 @@ class Routine:
         self._returns: list[Label] = []
 
     def call(self) -> None:
-        """Write a call; no register is live before or after it."""
+        """Write a call. No register is live before or after it."""
         label = self._asm.label()
         self._returns.append(label)
         self._asm.store(SCRATCH, Field.RETURN, len(self._returns))
@@ -281,7 +281,7 @@ class Routine:
 
 
 class Writer:
-    """The writer of the code of one handler; templates are functions of the writer and an instruction."""
+    """Writer of the code of one handler. Templates are functions of the writer and an instruction."""
 
     def __init__(
         self,
@@ -309,7 +309,7 @@ class Writer:
         self.lp: int | None = None
         """LP, if it is known."""
         self.endings: set[tuple[int, int | None]] = set()
-        """The ways in which the code so far ends, each with LP, if it is known."""
+        """Ways in which the code so far ends, each with LP, if LP is known."""
         self.raises = False
         """True if the code so far raises exceptions."""
         self.is_small = False
@@ -339,7 +339,7 @@ class Writer:
     # Blocks
 
     def write_blocks(self, templates: dict[str, Template], invalid: Template) -> None:
-        """Write all blocks, in the order of the program; control enters at the handler's first instruction."""
+        """Write all blocks in the order of the program. Control enters at the handler's first instruction."""
         order = sorted(self.flow.leaders)
         if order[0] != self.flow.start:
             self.asm.jump(self.block(self.flow.start))
@@ -351,7 +351,7 @@ class Writer:
         self.asm.origin = -1
 
     def _write_block(self, offset: int, templates: dict[str, Template], invalid: Template) -> int | None:
-        """Write a block; return the offset of the one into which control falls through, or None."""
+        """Write a block. Return the offset of the block into which control falls through, or None."""
         self.asm.origin = offset
         if offset in self._looped:
             self.loops.head(self.block(offset))
@@ -411,17 +411,17 @@ class Writer:
     # Control
 
     def settle_for(self, *targets: int) -> None:
-        """Write all cells, and TSP where it is not a constant, to memory, as the blocks at ``targets`` expect."""
+        """Write all cells, and a TSP that is not constant, to memory, as the blocks at ``targets`` expect."""
         self.stack.settle()
         if any(self.flow.known[target].depth is None for target in targets):
             self.stack.store_tsp()
 
     def goto_block(self, offset: int) -> None:
-        """Jump to a block; the caller has settled the stack for it."""
+        """Jump to a block. The caller has settled the stack for it."""
         self.loops.goto(self.block(offset))
 
     def end(self, ending: int) -> None:
-        """Write the end of the handler; ``ending`` is a value of ``Field.ENDING``."""
+        """Write the end of the handler. ``ending`` is a value of ``Field.ENDING``."""
         if self.request.keeps_stack:
             self.stack.settle()
             self.stack.store_tsp()
@@ -449,7 +449,7 @@ class Writer:
 
     @cached_property
     def may_overflow(self) -> bool:
-        """True if the log may lack room for an item, or LP or STP may be set to a position beyond its buffer."""
+        """True if the log may lack room for an item, or if LP or STP may be beyond its buffer."""
         bound = self.flow.log_bound(self.word_size)
         is_once = not self.flow.has_cycle and not self.flow.uses("pop lp", "pop stp")
         return bound is None or not is_once or bound > self.point.logmax
@@ -480,7 +480,7 @@ class Writer:
         self.defer(lambda: self.throw(code, parm1, parm2), label)
 
     def throw(self, code: ExceptionCode, parm1: Operand = 0, parm2: Operand = 0) -> None:
-        """Raise an exception, whose parameters may be in registers; the stack is flushed."""
+        """Raise an exception. The stack is flushed, and the parameters may be in registers."""
         asm = self.asm
         self.raises = True
         if self.is_enabled(code):
@@ -492,7 +492,7 @@ class Writer:
         asm.jump(self.raise_label if self.is_enabled(code) else self.masked_label)
 
     def charge_jump(self) -> None:
-        """Charge one jump to the jump budget, if it can be exhausted at all; the stack is flushed."""
+        """Charge one jump to the jump budget if it may become exhausted. The stack is flushed."""
         if not self.counts_jumps:
             return
         register = self.stack.take()
@@ -518,7 +518,7 @@ class Writer:
 
     @contextmanager
     def repeat(self, field: int) -> Iterator[None]:
-        """Repeat the code that is written within; a field has the number of iterations left. Clobbers R1."""
+        """Repeat the code that the ``with`` block writes. A field has the number of iterations left. Clobbers R1."""
         head, done = self.asm.label(), self.asm.label()
         self.loops.head(head)
         self.asm.jump_if_word(Jump.JEQ, SCRATCH, field, 0, done)
@@ -529,7 +529,7 @@ class Writer:
         self.asm.place(done)
 
     def reload_tsp(self) -> None:
-        """Load TSP from its field; all other knowledge of the stack is dropped."""
+        """Load TSP from its field, and drop all other knowledge of the stack."""
         self.stack.settle()
         self.stack.tsp, self.stack.top = None, 0
         self.asm.load(TSP, SCRATCH, Field.TSP)
@@ -573,7 +573,7 @@ class Writer:
         self.asm.alu(Alu.ADD, register, SCRATCH)
 
     def pointer(self, register: Register, area: int, mask: int) -> None:
-        """Turn a freshly loaded position into the address in an area of the state; positions are at most ``mask``."""
+        """Turn a freshly loaded position into the address in an area of the state. ``mask`` limits the position."""
         self.asm.alu(Alu.AND, register, mask)
         self.asm.alu(Alu.ADD, register, SCRATCH)
         if area:
@@ -605,7 +605,7 @@ def ranges_address(w: Writer, register: Register) -> None:
 
 
 def write_dispatch(w: Writer, take_trace: Callable[[], None] | None) -> None:
-    """Write the dispatch of an exception to its handler; ``take_trace`` writes the code that takes a stack trace."""
+    """Write the dispatch of an exception to its handler. ``take_trace`` writes the code that takes a stack trace."""
     asm, flow = w.asm, w.flow
     ends = asm.label()
     asm.place(w.raise_label)
@@ -647,7 +647,7 @@ def _push_triple(w: Writer) -> None:
 
 
 def _find_handler(w: Writer, ends: int) -> None:
-    """Write the search for an exception handler, from the innermost frame outwards; frames without one are left."""
+    """Write the search for an exception handler, from the innermost frame outwards. Frames without one are left."""
     asm = w.asm
     search, found = asm.label(), asm.label()
     if w.flow.returns:

@@ -1,1 +1,1 @@
-"""The code before and after a handler at a hit: the decision whether it runs, and the output of its record."""
+"""Code before and after a handler at a hit: it decides whether the handler runs, and emits the record."""

@@ -1,13 +1,14 @@
 """
-Data of a call's entry for the handler of its return, stored by a BPF program at the entry.
+Data from the entry of a call for the handler of its return, stored by a BPF program at the entry.
 
 A call is identified by its frame, the address of its return address (``MapName.ENTRIES``). No two pending calls have
 the same frame, on any stack or thread, except calls that are reached by tail calls. A call that ends without a return
-(``longjmp``, an exception) leaves an entry, which the next call with the same frame replaces. Where a function may be
-left by a tail call, its return is a uretprobe: the kernel has put the address of its trampoline into the frame. If a
-function is entered with the trampoline as its return address, a tail call has jumped to it. The calls before it have
-not returned: their entries are kept below the new one. The kernel keeps a limited number of pending returns; the return
-of a call beyond that number is not seen.
+(``longjmp``, an exception) leaves an entry, which the next call with the same frame replaces.
+
+The return of a function that may end in a tail call is a uretprobe: the kernel writes the address of its trampoline
+into the frame. If a function is entered with the trampoline as its return address, a tail call has jumped to it. The
+calls before it have not returned, so their entries are kept below the new one. The kernel keeps a limited number of
+pending returns. It does not report the return of a call beyond that number.
 
 Where handlers run in the process, the calls are in a separate table instead (``bpf.map_layouts``).
 """
@@ -58,7 +59,7 @@ __all__ = [
 _R = Register
 
 _ENTRY_WORD = -120
-"""Stack offset of a word that is read, or of a new value for SPACES; the stack above is for handlers."""
+"""Stack offset of a word that is read, or of a new value for SPACES. The stack above it belongs to handlers."""
 
 _SPACE, _FRAME, _PROBE, _TASK, _LEVEL = (-152 + distance for distance in (0, 8, 16, 20, 24))
 """Stack offsets of the key's fields, which follow each other."""
@@ -71,7 +72,7 @@ _SAVED = -160
 """Stack offset at which the field at ``_BELOW`` is saved while the entry is removed."""
 
 SEEN = -168
-"""Stack offset at which ``take_entry`` puts the time; the registers follow at descending addresses."""
+"""Stack offset at which ``take_entry`` stores the time. The registers follow at descending addresses."""
 
 _PAGE = 4096
 _AWAITED_MAX = 64
@@ -86,7 +87,7 @@ def entry_size(entry: KeptEntry) -> int:
 
 
 def entry_program(architecture: Architecture, request: Request, host: type[Host]) -> Lowered:
-    """Return the BPF program at the entries of calls; the placement of ``request`` is that of the entry."""
+    """Return the BPF program for the entries of calls. The placement of ``request`` is the placement at the entry."""
     assert request.entry is not None
     if request.abilities.calls is not None:
         return table_entry_program(architecture, request, host)
@@ -134,9 +135,9 @@ def take_entry(asm: Assembler, host: Host, request: Request, word_size: int, coo
 
 def _load_frame(asm: Assembler, request: Request, word_size: int) -> None:
     """
-    Load the number that identifies a call's frame to R1: the stack pointer, 0 at a tracepoint.
+    Load the number that identifies a call's frame to R1: the stack pointer, or 0 at a tracepoint.
 
-    At a BPF trampoline it is the address of the context.
+    At a BPF trampoline, it is the address of the context.
     """
     if request.placement is Placement.TRACEPOINT:
         asm.mov(_R.R1, 0)
@@ -148,9 +149,10 @@ def _load_frame(asm: Assembler, request: Request, word_size: int) -> None:
 
 def _bring_up(asm: Assembler) -> None:
     """
-    Copy the data of the call around the returning one, with the same frame, to level 0, if there is such a call.
+    If there is an outer call with the same frame, copy its data to level 0.
 
-    The key on the stack is then that of the entry to delete: the copied one, or the innermost one. Clobbers R0-R5.
+    The key on the stack is then the key of the entry to delete: the copied entry, or else the innermost one. Clobbers
+    R0-R5.
     """
     alone, lost = asm.label(), asm.label()
     asm.jump_if_word(Jump.JEQ, _R.R10, _SAVED, 0, alone)
@@ -169,7 +171,7 @@ def _write_key(
     asm: Assembler, host: Host, request: Request, cookie: Register, unknown: Label, *, creates: bool = False
 ) -> None:
     """
-    Write the key of a call in ENTRIES to the stack, without the part that is its frame. Clobbers R0-R5.
+    Write the key of a call in ENTRIES to the stack, without the frame. Clobbers R0-R5.
 
     Go to ``unknown`` if the process has no entry in SPACES; with ``creates``, add one first.
     """
@@ -217,12 +219,12 @@ def _point_to_space(asm: Assembler) -> None:
 
 
 def _call(asm: Assembler, helper: Helper) -> None:
-    """Call a map helper with ENTRIES and the key on the stack; R0 is its result. Clobbers R1-R5."""
+    """Call a map helper with ENTRIES and the key on the stack; R0 is the result. Clobbers R1-R5."""
     asm.ask_map(helper, MapName.ENTRIES, _R.R10, _ENTRY_KEY)
 
 
 def _update(asm: Assembler, value: Register) -> None:
-    """Store the value at an address in ENTRIES, under the key on the stack; R0 is 0 on success. Clobbers R1-R5."""
+    """Store the value at an address in ENTRIES under the key on the stack; R0 is 0 on success. Clobbers R1-R5."""
     asm.mov(_R.R3, value)
     asm.mov(_R.R4, 0)
     _call(asm, Helper.MAP_UPDATE_ELEM)
@@ -307,7 +309,7 @@ class _Recorder:
         asm.alu(Alu.SUB, _R.R1, _R.R2)
 
     def _keep_calls_below(self) -> None:
-        """Keep the older entries if the function was entered by a jump from one that it has called, or from itself."""
+        """Keep the older entries if a tail call from the function itself, or from a called function, has entered it."""
         asm, fresh = self._asm, self._asm.label()
         asm.store(_R.R10, _ENTRY_WORD, 0)
         asm.add(_R.R1, _R.R10, _ENTRY_WORD)
@@ -336,7 +338,7 @@ class _Recorder:
         asm.place(fresh)
 
     def _ask_kernel(self, layout: NestingLayout, fresh: Label) -> None:
-        """Go to ``fresh`` if R9, the return address, is not the trampoline; end if the kernel keeps no more returns."""
+        """Go to ``fresh`` if the return address in R9 is not the trampoline; end if the kernel tracks no more."""
         asm, word = self._asm, (_R.R10, _ENTRY_WORD)
 
         def follow(base: Register, distance: int) -> None:
@@ -422,9 +424,9 @@ def _read_word(
     asm: Assembler, host: Host, size: int, to: tuple[Register, int], stack: tuple[Register, int], distance: int
 ) -> None:
     """
-    Read a word of ``size`` bytes to ``to``, from ``distance`` bytes above the stack pointer stored at ``stack``.
+    Read a word of ``size`` bytes at ``distance`` bytes above a stack pointer to the address ``to``.
 
-    R0 is 0 if the word could be read. Clobbers R1-R5.
+    The stack pointer is stored at ``stack``. R0 is 0 on success. Clobbers R1-R5.
     """
 
     def arguments() -> None:
@@ -462,7 +464,7 @@ def _claim(asm: Assembler, table: CallTable) -> None:
     """
     Set R2 to the slot of the call table for a new call, whose key is in R1. Clobbers R0 and R3-R5.
 
-    It is the slot of a call with the same key that has not returned, a free one, or that of the oldest call.
+    It is the slot of a pending call with the same key, a free one, or the slot of the oldest call.
     """
     look, occupied, evict, mine = (asm.label() for _ in range(4))
     asm.mov(_LEFT, CALL_WINDOW)
@@ -515,7 +517,11 @@ _WORD_SIZE = 8
 
 
 def missed_returns(request: Request, trampolines: Sequence[int]) -> Assembled:
-    """Return the program for the scope and tables of a request; ``trampolines`` are addresses that the kernel uses."""
+    """
+    Return the program that counts missed returns, for the scope and tables of a request.
+
+    ``trampolines`` has the addresses that the kernel uses as return addresses.
+    """
     asm = Assembler()
     out = asm.label()
 

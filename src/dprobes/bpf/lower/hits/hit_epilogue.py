@@ -1,4 +1,4 @@
-"""The code after a handler, and its ring entries: its record, a record of stack traces, the request for removal."""
+"""Code after a handler, and its ring entries: the record, a record of stack traces, and the request for removal."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _HEAD = ENTRY_HEAD.size
 
 
 class RingEntries:
-    """The ring entries of one handler; ``items`` are the items in the headers of its records."""
+    """Ring entries of one handler. ``items`` are the header items of its records."""
 
     def __init__(self, writer: Writer) -> None:
         self._w = writer
@@ -152,8 +152,8 @@ class RingEntries:
         """
         Write the ids by which the reader of the ring finds the thread's name and user. Clobbers R0-R5.
 
-        Return False, and write none, if the reader does not add them (``named_later``) or the record has no such items.
-        The process id is written in the place of the user and of the name, the thread id in the head of the entry.
+        The process id is in the place of the user and name, the thread id in the head of the entry. If the reader does
+        not add them (``named_later``), or the record has no such items, write nothing and return False.
         """
         asm = self._asm
         if not (self._request.abilities.named_later and self.items & _OF_THREAD):
@@ -199,7 +199,7 @@ class RingEntries:
         asm.place(none)
 
     def write_end(self, base: Register, at: int, reason: Register | int, cookie: Register | None = None) -> None:
-        """Put a request to remove the probepoint for ``reason`` into the ring; the entry is built at ``base + at``."""
+        """Put a request to remove the probepoint for ``reason`` into the ring. The entry is built at ``base + at``."""
         asm = self._asm
         self._head(at, Entry.ENDED, base, cookie)
         asm.store(base, at + _HEAD, reason, Size.W)
@@ -220,9 +220,10 @@ class RingEntries:
         has_tid: bool = False,
     ) -> None:
         """
-        Write the head of a ring entry; clobbers R0-R5.
+        Write the head of a ring entry. Clobbers R0-R5.
 
-        Without ``cookie``, read the cookie from the state. With ``has_tid``, the entry has the thread id already.
+        If ``cookie`` is None, the cookie is read from the state. With ``has_tid``, the thread id is already in the
+        entry.
         """
         asm = self._asm
         if self._request.wants_tid and has_tid:
@@ -337,7 +338,11 @@ class Epilogue:
         asm.exit()
 
     def _ended(self, release: Label) -> Label:
-        """Return the label to jump to after ``abort``: with maxhits that of the removal, in case of the last hit."""
+        """
+        Return the label to jump to after ``abort``.
+
+        With maxhits, the code there removes the probepoint after the last hit.
+        """
         if not self._request.maxhits:
             return release
         self._wish_label = self._asm.label()

@@ -1,13 +1,13 @@
 """
-The overload guard in a handler: it measures the CPU time that hits take, and skips handlers beyond a limit.
+Overload guard in a handler: it measures the CPU time that hits take, and skips handlers beyond a limit.
 
-Each hit adds the cost of its trap to the trap time of its CPU, also a hit out of scope. One of ``MEASURED_EVERY``
-handler runs is measured, and its time is multiplied by that number. User space reads these times (the eBPF engine's
-``table_watch``), and thins out a probepoint's handler: only one of N hits runs it. If user space is too slow, or gets
-no CPU time, a brake works without it. Once handlers have taken ``Request.load_limit`` of the present window, none runs
-on the CPU until the window is over.
+Each hit adds the cost of its trap to the trap time of its CPU, even if the hit is out of scope. One of
+``MEASURED_EVERY`` handler runs is measured, and its time is multiplied by that number. User space reads these times
+(the eBPF engine's ``table_watch``). If they are too high, it thins out a probepoint's handler, which then runs at one
+of N hits. A brake acts without user space, which may be too slow: when handlers have taken ``Request.load_limit`` of
+the present window, none runs on the CPU until the window is over.
 
-A hit whose handler is skipped counts like every other hit, for passcount and maxhits too.
+A hit whose handler is skipped counts like every other hit, also for passcount and maxhits.
 """
 
 from __future__ import annotations
@@ -102,9 +102,10 @@ class Ticket:
 
     def draw(self, last: int | None, out: Label) -> None:
         """
-        Draw a ticket into R2 and note it; R1 is the probe table entry, and R8 the attach cookie. Clobbers R3.
+        Draw a ticket into R2 and note it. Clobbers R3.
 
-        Go to ``out`` if more tickets than ``last`` have been drawn; None means no limit.
+        R1 is the probe table entry, and R8 the attach cookie. Go to ``out`` if more than ``last`` tickets have been
+        drawn, unless ``last`` is None.
         """
         asm = self._asm
         if last is not None:
@@ -187,7 +188,11 @@ class Overload:
             asm.count(_R.R2, ProbeLoad.FOREIGN, by=_R.R3)
 
     def admit(self, skipped: Label) -> None:
-        """Go to ``skipped`` if this hit must run no handler; else store its start. Clobbers R0-R5, and R7 or R9."""
+        """
+        Go to ``skipped`` if this hit must not run its handler; otherwise store the start time.
+
+        Clobbers R0-R5, and R7 or R9.
+        """
         # In a handler without a claim, accesses by R7 are those to its state, and R9 counts no hits.
         asm, load = self._asm, _R.R9 if self._writer.is_small else _R.R7
         released, runs, done = asm.label(), asm.label(), asm.label()

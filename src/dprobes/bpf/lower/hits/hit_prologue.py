@@ -1,5 +1,5 @@
 """
-The code before a handler: filter, limits, and the state that it runs with.
+Code before a handler: filter, limits, and the claim of its state.
 
 ::
 
@@ -94,7 +94,11 @@ def _find_successor(asm: Assembler, none: Label) -> None:
 
 
 def _find_bit(asm: Assembler) -> None:
-    """Move R8 from the start of a bit array to the word with the thread's bit; R2 is the bit. Clobbers R0-R5."""
+    """
+    Move R8 from the start of a bit array to the word with the thread's bit, and set R2 to the bit.
+
+    Clobbers R0-R5.
+    """
     asm.call(Helper.GET_CURRENT_PID_TGID)
     asm.mov(_R.R1, _R.R0, wide=False)
     asm.mov(_R.R2, 1)
@@ -113,9 +117,9 @@ _ENDED = -24
 
 class Prologue:
     """
-    A writer of the code before one handler: filter, passcount and maxhits, overload guard, and the search for a state.
+    Writer of the code before one handler: filter, passcount and maxhits, overload guard, and the claim of a state.
 
-    ``out`` is the label for hits that run no handler.
+    Hits that run no handler go to the label ``out``.
     """
 
     def __init__(
@@ -131,7 +135,7 @@ class Prologue:
         self._busy = writer.asm.label()
 
     def write(self) -> None:
-        """Write all code before the handler, in its order; hits that run no handler leave it for ``out``."""
+        """Write all code before the handler, in its order. Hits that run no handler go to ``out``."""
         self._asm.mov(CONTEXT, _R.R1)
         self._w.host.begin()
         write_switch_over(self._asm, self._request, self._out)
@@ -146,7 +150,7 @@ class Prologue:
         self._initialise()
 
     def _filter(self) -> None:
-        """Write code that ends hits of threads that are not in scope; the overload guard charges their traps."""
+        """Write code that ends hits of threads out of scope. The overload guard charges their traps."""
         asm, scope, load_pid = self._asm, self._request.filter, self._w.host.global_pid
         if self._overload is None or scope == Filter():
             write_filter(asm, scope, load_pid, self._out)
@@ -167,7 +171,11 @@ class Prologue:
             self._asm.mov(_R.R8, _R.R0)
 
     def _count_hit(self) -> None:
-        """Write code that counts the hit; R8 is the attach cookie, and R9 is 0 for the last hit. R7 is no state yet."""
+        """
+        Write code that counts the hit. R8 is the attach cookie; R9 becomes 0 for the last hit.
+
+        R7 is no state yet.
+        """
         self._load_cookie()
         if self._w.state.entry_words:
             from dprobes.bpf.lower.hits.call_entries import take_entry
@@ -187,7 +195,7 @@ class Prologue:
         self._asm.jump_if_word(Jump.JNE, _R.R1, ProbeField.DISABLED, 0, self._out, by=_R.R2, size=Size.W)
 
     def _draw(self, ticket: Ticket | None) -> None:
-        """Write the check of passcount and maxhits: number the hit in the entry at R1; end if it is outside them."""
+        """Write the check of passcount and maxhits: number the hit in the entry at R1; end if it is outside of them."""
         asm, request = self._asm, self._request
         last = request.passcount + request.maxhits - 1
         if ticket is not None:
@@ -205,7 +213,7 @@ class Prologue:
             asm.mov(_R.R9, _R.R3)  # 0 for the last one
 
     def _admit(self, overload: Overload) -> None:
-        """Write the overload guard's check; a hit that it rejects runs no handler, as if no state were free."""
+        """Write the overload guard's check. If it rejects a hit, the handler does not run, as if no state were free."""
         asm, skipped, admitted = self._asm, self._asm.label(), self._asm.label()
         overload.admit(skipped)
         asm.jump(admitted)
@@ -217,7 +225,7 @@ class Prologue:
         asm.place(admitted)
 
     def _claim(self) -> None:
-        """Write the search for a state that no running handler uses; the state then has its own number."""
+        """Write the search for a state that no running handler uses. The state then has its own number."""
         asm, claimed, full = self._asm, self._asm.label(), self._asm.label()
         has_variables = self._request.tvars > 0 and uses_variables(self._w.flow)
         is_kept = has_variables and not self._request.abilities.verified
@@ -280,7 +288,7 @@ class Prologue:
         asm.place(other)
 
     def _entry_without_state(self) -> None:
-        """Set R1 to the entry in the probe table; R8 is still the attach cookie. Clobbers R2."""
+        """Set R1 to the entry in the probe table, before R8, the attach cookie, is overwritten. Clobbers R2."""
         if self._request.probe is None:
             self._asm.mov(_R.R2, _R.R8)
             self._w.host.entry_at(_R.R1, _R.R2)
@@ -360,7 +368,7 @@ class Prologue:
                 asm.store(SCRATCH, entries.header(item), _R.R1, Size.of(entries.size_of(item)))
 
     def _measure(self) -> None:
-        """Replace the entry's time in the state by the nanoseconds since then; R0 is the current time. Clobbers R1."""
+        """Replace the entry's time in the state by the nanoseconds since then. R0 is the current time. Clobbers R1."""
         asm, is_unseen, took_time = self._asm, self._asm.label(), self._asm.label()
         asm.jump_if_word(Jump.JEQ, SCRATCH, KEPT, 0, is_unseen)
         asm.alu(Alu.SUB, _R.R0, _R.R1)

@@ -1,8 +1,8 @@
 """
-The kernel interface of a handler, in eBPF: registers of the hit thread, its memory, identities, the clock, the ring.
+Kernel interface of a handler, in eBPF: registers of the hit thread, its memory, identities, the clock, the ring.
 
-Templates reach the outside only through this interface. Docstrings of methods describe the code that they write, and
-the registers that it uses; calls of helpers clobber R0-R5.
+Templates use the kernel only through this interface. The docstring of a method describes the code that it writes, and
+the registers that the code uses. Calls of helpers clobber R0-R5.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class ProbeTable:
         asm.point_to_element(dst, MapName.PROBES, index, self._request.tables.probes, PROBE_ENTRY_SIZE)
 
     def probe_offset(self, dst: Register) -> None:
-        """Load the file offset of the probepoint's specified place, or of a sample; clobbers R9."""
+        """Load the file offset of the probepoint's specified place, or of a sample. Clobbers R9."""
         if self._request.module is not None:
             self._asm.load(dst, SCRATCH, Field.PLACE)
             return
@@ -133,7 +133,7 @@ class ProbeTable:
         """
         Put R3 bytes at R2 into the ring; R0 is 0 if there was room. Clobbers R1-R5.
 
-        A reader that has announced its waiting is woken; with ``wakes``, BPF_RB_FORCE_WAKEUP is set in any case.
+        A reader that waits is woken. With ``wakes``, it is woken in any case (BPF_RB_FORCE_WAKEUP).
         """
         asm = self._asm
         if self._request.abilities.polled:
@@ -174,7 +174,7 @@ _STOP = 19
 
 class Host(Identities, ProbeTable):
     """
-    A writer of a handler's code that depends on its environment: registers, memory, ids, ring and probe table.
+    Writer of the code of a handler that depends on its environment: registers, memory, ids, ring and probe table.
 
     ``uses_ip`` and ``uses_ids`` request that the instruction pointer and the ids are determined before the handler
     starts.
@@ -220,7 +220,7 @@ class Host(Identities, ProbeTable):
         self._asm.mov(Register.R0, 0)
 
     def override_return(self) -> None:
-        """Make the entered function return R2 without executing its code; only at a KPROBE. Clobbers R0-R5."""
+        """Make the entered function return R2 without executing its code, at a KPROBE. Clobbers R0-R5."""
         self._asm.mov(Register.R1, CONTEXT)
         self._asm.call(Helper.OVERRIDE_RETURN)
 
@@ -242,7 +242,7 @@ class Host(Identities, ProbeTable):
         asm.store(Register.R10, _FOUND + 8, Register.R3)
 
     def prepare(self) -> None:
-        """Write code before the handler that determines the items it uses, such as ids; clobbers R0-R5."""
+        """Write code before the handler that determines its items, such as ids. Clobbers R0-R5."""
         if self._keeps_ip:
             self._read_return_address()
         if self._keeps_ids:
@@ -298,7 +298,11 @@ class Host(Identities, ProbeTable):
                 self._load(dst, name, self._size)
 
     def _load(self, dst: Register, name: str, size: Size) -> None:
-        """Load the lower bytes of a register to ``dst``; BPF programs on perf events may load only whole registers."""
+        """
+        Load the lower bytes of a register to ``dst``.
+
+        A BPF program on a perf event can load only whole registers.
+        """
         if self._request.placement is not Placement.EVENT:
             self._asm.load(dst, CONTEXT, REGISTER_OFFSETS[name], size)
             return
@@ -324,15 +328,15 @@ class Host(Identities, ProbeTable):
             self._asm.alu(Alu.SUB, dst, self._request.moved)
 
     def user_register(self, name: str, nobody: Label) -> None:  # noqa: ARG002 - for a host that has a user context
-        """Load a register of the user context to R0; go to ``nobody`` where there is none. Clobbers R1-R5 and R9."""
+        """Load a register of the user context to R0; go to ``nobody`` if there is none. Clobbers R1-R5 and R9."""
         self.register(Register.R0, name)
 
     def traced_field(self, name: str, nobody: Label) -> None:  # noqa: ARG002 - for a host that is at a tracepoint
-        """Load a field of the tracepoint to R0; go to ``nobody`` where it does not exist. Clobbers R1-R3."""
+        """Load a field of the tracepoint to R0; go to ``nobody`` if it does not exist. Clobbers R1-R3."""
         self._asm.jump(nobody)
 
     def set_register(self, name: str, src: Register) -> None:
-        """Set a register of the hit thread to ``src``; no other register is clobbered."""
+        """Set a register of the hit thread to ``src``. No other register is clobbered."""
         self._asm.store(CONTEXT, REGISTER_OFFSETS[name], src)
 
     def counter(self, number: int, room: tuple[Register, int], unread: Label) -> None:
@@ -381,8 +385,8 @@ class Host(Identities, ProbeTable):
         """
         Read R2 bytes of user memory at address R3 to R1; R0 is 0 if all of them could be read.
 
-        ``arguments`` loads them from data that is still available after a call. The code waits for pages that are not
-        in memory only if they are certain to arrive.
+        ``arguments`` loads these registers from data that is available after a call, too. If a page is not in memory,
+        the code waits for it only if it is certain to arrive.
         """
         asm = self._asm
         arguments()
@@ -409,11 +413,11 @@ class Host(Identities, ProbeTable):
 
     def clear_memory(self) -> None:
         """
-        Set R2 bytes at R1 to zero; clobbers R0-R5.
+        Set R2 bytes at R1 to zero. Clobbers R0-R5.
 
-        In the kernel, a helper is called to read the highest address, where no user memory is. Helpers clear their
-        buffer on an error (ARG_PTR_TO_UNINIT_MEM in the kernel's include/linux/bpf.h). In a process such a read would
-        be a fault, so a loop clears the bytes; no verifier forbids the loop there.
+        In the kernel, a helper reads the highest address, where no user memory is. On an error, helpers clear their
+        buffer (ARG_PTR_TO_UNINIT_MEM in the kernel's include/linux/bpf.h). In a process, such a read would fault, so a
+        loop clears the bytes; no verifier forbids the loop there.
         """
         if not self._request.abilities.verified:
             self._clear_in_loops()
@@ -455,11 +459,11 @@ class Host(Identities, ProbeTable):
 
     def user_stack(self, area: int, work: int, log_mask: int, key: int | None = None) -> None:
         """
-        Reserve R2 bytes at R1 for the user call stack; R0 is R2. Clobbers R1-R5 and R9.
+        Reserve R2 bytes at R1 for the user call stack, and set R0 to R2. Clobbers R1-R5 and R9.
 
-        The ring entry from which the stack is unwound is built at offset ``area`` of the state, with four words at
-        ``work`` for temporary use. R1 is the address after a prefix at LP; with ``key`` it is that offset of the state,
-        for 8-byte words. A stack that is copied into the entry of its record or key needs no room in the key.
+        The ring entry from which the stack is unwound is built at offset ``area`` of the state. Four words at ``work``
+        are for temporary use. R1 is the address after a prefix at LP; with ``key``, it is this offset of the state, for
+        8-byte words. A stack that is copied into the entry of its record or key needs no room in the key.
         """
         if self._request.abilities.copies_stacks:
             from dprobes.bpf.lower.state.stack_snapshot import write_place
@@ -497,7 +501,7 @@ class Host(Identities, ProbeTable):
 
     def vma_flags(self) -> None:
         """
-        Load the flags of the mapping at the address in R2 to R1; R0 is 0, ``BUSY``, or another error.
+        Load the flags of the mapping at the address in R2 to R1. R0 is 0, ``BUSY``, or another error.
 
         Clobbers R2-R5.
         """

@@ -1,4 +1,4 @@
-"""The thread of a hit, its time, and the filter, in eBPF: process, thread and user ids, CPU, task, name, clock."""
+"""Thread of a hit, its time, and the filter, in eBPF: process, thread and user ids, CPU, task, name, clock."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ REGISTER_OFFSETS = {
 """Offsets of registers in ``struct pt_regs`` (arch/x86/include/asm/ptrace.h), for 32-bit processes as well."""
 
 USER_MODE = 3
-"""The privilege level (CPL) in ``cs``; both bits are set in user mode."""
+"""Privilege level (CPL) in ``cs``. Both bits are set in user mode."""
 
 
 def task_registers(asm: Assembler, nobody: Label) -> None:
@@ -50,7 +50,7 @@ def task_registers(asm: Assembler, nobody: Label) -> None:
 
 
 def leave_kernel(asm: Assembler, registers: Register, in_kernel: Label) -> None:
-    """Go to ``in_kernel`` unless the registers at an address are those of user mode; clobbers R1."""
+    """Go to ``in_kernel`` unless the registers at an address are user-mode registers. Clobbers R1."""
     asm.load(Register.R1, registers, REGISTER_OFFSETS["cs"])
     asm.alu(Alu.AND, Register.R1, USER_MODE)
     asm.jump_if(Jump.JNE, Register.R1, USER_MODE, in_kernel)

@@ -1,8 +1,8 @@
 """
-The interface of handlers that are hit in the kernel, in eBPF, with the user context of the current thread.
+Interface of handlers that are hit in the kernel, in eBPF, with the user context of the current thread.
 
-``push r`` pushes registers of the hit, ``push u`` those with which the current thread entered the kernel. Addresses of
-both halves are read, each by its own helper.
+``push r`` pushes registers of the hit. ``push u`` pushes registers with which the current thread entered the kernel.
+User and kernel addresses are read by different helpers.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _load_user_register(asm: Assembler, name: str, nobody: Label) -> None:
 
 
 def load_word_of_cpu(asm: Assembler, table: int, dst: Register) -> None:
-    """Load this CPU's word of a table in the kernel's memory, 0 if it cannot be read; clobbers R0-R5."""
+    """Load this CPU's word of a table in the kernel's memory, or 0 if it cannot be read. Clobbers R0-R5."""
     asm.call(Helper.GET_SMP_PROCESSOR_ID)
     asm.alu(Alu.LSH, _R.R0, 3)
     asm.mov(_R.R3, table)
@@ -213,7 +213,7 @@ class TracepointHost(KernelHost):
         asm.place(found)
 
     def prepare(self) -> None:
-        """Write code before the handler that stores data which the handler uses; clobbers R0-R5."""
+        """Write code before the handler that stores data for the handler. Clobbers R0-R5."""
         super().prepare()
         if self._request.traced is not None and self._request.traced.system_call is not None:
             self._asm.copy_from(_R.R10, _NARROW, SCRATCH, Field.PLACE)
@@ -270,7 +270,7 @@ class TracepointHost(KernelHost):
 
     def _place(self, field: TracedField, path: Sequence[int], nobody: Label) -> None:
         """
-        Load to R2 the address to which a path's last offset is relative, for an empty path the BPF context.
+        Load to R2 the address to which a path's last offset is relative. For an empty path, it is the BPF context.
 
         Go to ``nobody`` after a null pointer.
         """
@@ -280,7 +280,7 @@ class TracepointHost(KernelHost):
             asm.jump_if_word(Jump.JEQ, _R.R2, offset, 0, nobody, by=_R.R2)
 
     def _load_number(self, dst: Register, base: Register, offset: int, size: int) -> None:
-        """Load a number to ``dst``; an unaligned one is assembled from bytes, which clobbers R1."""
+        """Load a number to ``dst``. An unaligned number is assembled from bytes, which clobbers R1."""
         asm = self._asm
         if offset % size == 0:
             asm.load(dst, base, offset, Size.of(size))
@@ -306,7 +306,7 @@ class TracepointHost(KernelHost):
 
 _ARGUMENT_SIZE = 8
 _RESULT = -112
-"""Stack offset of the value that a skipped function returns; with 0 the function is executed."""
+"""Stack offset of the value that a skipped function returns. With 0, the function is executed."""
 
 
 class TrampolineHost(KernelHost):
@@ -329,7 +329,7 @@ class TrampolineHost(KernelHost):
         self._asm.store(_R.R10, _RESULT, _R.R2)
 
     def register(self, dst: Register, name: str) -> None:
-        """Load a word of the arguments, the result, or the function's address to ``dst``; 0 for unsaved registers."""
+        """Load an argument word, the result, or the function's address to ``dst``, or 0 for an unsaved register."""
         words = self._request.arguments
         if name == "eip":
             self.probe_entry(dst)

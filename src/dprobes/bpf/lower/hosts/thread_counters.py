@@ -3,10 +3,10 @@ Performance counters of the thread that took a hit, in eBPF (``push pmc``).
 
 The kernel itself counts some events in ``task_struct``. Other counters belong to a CPU: its clock, or an event of each
 CPU. For those, COUNTERS has a cell (``CounterCell``) for each thread and counter, and a program on ``sched_switch``
-(``process_programs.follow_counters``) maintains the cells. The value is ``total`` plus what the counter of the CPU has
-counted since ``since``. A thread gets its cells at its first reading.
+(``process_programs.follow_counters``) maintains the cells. The value is ``total`` plus the increase of the CPU's
+counter since ``since``. A thread gets its cells when a counter is first read.
 
-A handler may be preempted between the reads of a cell and of the counter. The cell has changed then, and the handler
+A handler may be preempted between its reads of a cell and of the counter. The cell has changed then, and the handler
 reads both again.
 """
 
@@ -44,7 +44,7 @@ _KEY, _SINCE, _TOTAL, _READING = 0, 8, 16, 24
 def write_counter(
     host: Identities, asm: Assembler, counters: CounterLayout, number: int, room: tuple[Register, int], unread: Label
 ) -> None:
-    """Load a counter to R0; arguments and clobbered registers are those of ``Host.counter``."""
+    """Load a counter to R0. Arguments and clobbered registers are those of ``Host.counter``."""
     if number in counters.members:
         _add_members(host, asm, counters.members[number], room, unread)
     else:
@@ -55,9 +55,9 @@ def _add_members(
     host: Identities, asm: Assembler, members: tuple[int, ...], room: tuple[Register, int], unread: Label
 ) -> None:
     """
-    Load the sum of 64-bit members of the thread's ``task_struct``, at these offsets in bytes, to R0. Clobbers R1-R5.
+    Load the sum of 64-bit members of the thread's ``task_struct`` to R0. Clobbers R1-R5.
 
-    Go to ``unread`` if one cannot be read; ``room`` is for temporary use.
+    ``members`` has their offsets in bytes. Go to ``unread`` if one cannot be read; ``room`` is for temporary use.
     """
     base, total = room[0], room[1] + _TOTAL
     asm.store(base, total, 0)
@@ -117,7 +117,7 @@ def _read_cell(
 
 
 def load_key(asm: Assembler, cell: int) -> None:
-    """Turn the id of a thread in R0, 32 bits, into the key of its cell; clobbers R1."""
+    """Turn a 32-bit thread id in R0 into the key of the thread's cell. Clobbers R1."""
     if cell:
         asm.mov(_R.R1, cell << 32)
         asm.alu(Alu.OR, _R.R0, _R.R1)

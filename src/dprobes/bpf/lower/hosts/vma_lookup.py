@@ -1,14 +1,14 @@
 """
-The mapping at an address, in eBPF: ``bpf_find_vma``, with callbacks that follow kernel structures.
+Lookup of the mapping at an address, in eBPF: ``bpf_find_vma``, with callbacks that follow kernel structures.
 
 Some pages come from a server in user space, which may never deliver them. They are pages of a file on FUSE, which any
-user can mount, or of memory that is registered with userfaultfd(2). A handler that reads such a page sleeps until its
-delivery, and its probe cannot be removed. So in processes of other users, handlers wait only for pages that the kernel
-itself provides. A race remains, here as under ptrace (``served_pages``): a thread can change the mapping between the
-answer and the read.
+user can mount, or of memory registered with userfaultfd(2). A handler that reads such a page sleeps until it is
+delivered, and its probe cannot be removed. So in processes of other users, handlers wait only for pages that the kernel
+itself provides. A race remains, as with ptrace (``served_pages``): a thread can change the mapping between the lookup
+and the read.
 
-The helper does not wait for the lock of the mappings (mmap_lock). With interrupts disabled, only one call succeeds
-until they are enabled again. Further calls return EBUSY, which the caller must handle.
+The helper does not wait for the lock of the mappings (mmap_lock). While interrupts are disabled, only one call
+succeeds. Further calls return EBUSY, which the caller must handle.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _ADDRESS = -56
 
 class Answer(IntEnum):
     """
-    Offsets from R10, the end of the BPF stack frame, of the data about a mapping; all are 0 if nothing is mapped.
+    Offsets from R10, the end of the BPF stack frame, of the data about a mapping. All are 0 if nothing is mapped.
 
-    ``FILE`` is not 0 for a mapping of a file, which ``INODE`` and ``DEVICE`` (of its super block) identify. ``PAGES``
-    is the first page of the mapping in the file.
+    ``FILE`` is not 0 for a mapping of a file; ``INODE`` and ``DEVICE`` (of its super block) identify the file.
+    ``PAGES`` is the first page of the mapping in the file.
     """
 
     START = _ANSWER
@@ -55,7 +55,7 @@ class Answer(IntEnum):
 
 
 class VmaQuestions:
-    """Queries for the mappings of the running process; ``write_callback`` must be called after all other code."""
+    """Lookups of mappings of the running process. ``write_callback`` must be called after all other code."""
 
     def __init__(self, asm: Assembler, layout: VmaLayout) -> None:
         self._asm = asm
@@ -63,7 +63,7 @@ class VmaQuestions:
         self._callback: Label | None = None
 
     def ask(self) -> None:
-        """Look up the mapping at the address in R2; R0 is 0, BUSY, or another error for none. Clobbers R0-R5."""
+        """Look up the mapping at the address in R2; R0 is 0, BUSY, or another error. Clobbers R0-R5."""
         asm = self._asm
         if self._callback is None:
             self._callback = asm.label()
@@ -119,7 +119,11 @@ _END, _OWN_FRAME = -8, _R.R10
 
 
 class PagingQuestion:
-    """A query whether pages arrive without a server; ``write_functions`` must be called after all other code."""
+    """
+    Check whether pages arrive without a server in user space.
+
+    ``write_functions`` must be called after all other code.
+    """
 
     def __init__(self, asm: Assembler, abilities: Abilities) -> None:
         self._asm = asm
@@ -128,7 +132,11 @@ class PagingQuestion:
         self._function: Label | None = None
 
     def ask(self) -> None:
-        """Query R2 bytes at the address in R1; R0 is 0 if a read waits for no server, else -EFAULT. Clobbers R1-R5."""
+        """
+        Check R2 bytes at the address in R1. Clobbers R1-R5.
+
+        R0 is 0 if a read does not wait for a server, and -EFAULT otherwise.
+        """
         if self._function is None:
             self._function = self._asm.label()
         self._asm.call_function(self._function)
@@ -197,8 +205,8 @@ def ask_once(asm: Assembler, questions: VmaQuestions, cpus: int, busy: Label) ->
     """
     Look up the mapping at the interrupted address in R2; go to ``busy`` if that is not possible.
 
-    The timers of several programs expire together, and in one interrupt only the first program gets an answer: it
-    stores the answer for the others. The answer is all 0 if nothing is mapped. Clobbers R0-R5 and R7.
+    The timers of several programs expire together, and in one interrupt only the first program's lookup succeeds. That
+    program stores the result for the others. The result is all 0 if nothing is mapped. Clobbers R0-R5 and R7.
     """
     recall, known = asm.label(), asm.label()
     questions.ask()

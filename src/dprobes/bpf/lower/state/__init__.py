@@ -1,1 +1,1 @@
-"""The data of a handler while it runs: its state, the RPN stack, and copies of memory."""
+"""Data of a handler while it runs: its state, the RPN stack, and copies of memory."""

@@ -1,13 +1,13 @@
 """
-The RPN stack inside a block of code: known numbers, and the places of cells in registers and in memory.
+RPN stack inside a block of code: known numbers, and the places of cells in registers and in memory.
 
-Positions are counted from TSP at the start of the block: a push goes to -1, then to -2. Where the depth is known, the
-cell of a position has a constant address. Elsewhere TSP is in R8 and the position is masked::
+Positions are relative to TSP at the start of the block: a push goes to -1, then to -2. If the depth is known, the cell
+at a position has a constant address. Otherwise TSP is in R8, and the position is masked::
 
     r0 = r8;  r0 += position;  r0 &= 1023;  r0 <<= 3;  r0 += r7;  r1 = *(u64 *)(r0 + 0)
 
-A cell is written to memory before other code may read it there: at the end of a block, before an exception, before a
-helper call clobbers the registers. Cells that are popped earlier are never written.
+A cell is written to memory before other code may read it there: at the end of a block, before an exception, and before
+the call of a helper clobbers the registers. Cells that are popped earlier are never written.
 """
 
 from __future__ import annotations
@@ -79,16 +79,14 @@ FRAMES = FIELDS + 8 * 72
 RANGE_SIZE = 64
 RANGES = FRAMES + FRAME_COUNT * FRAME_SIZE
 KEPT = RANGES + FRAME_COUNT * RANGE_SIZE
-"""
-Offset of the data of the entry that a handler of a return has: the time, 0 if the entry was not seen, and registers.
-"""
+"""Offset of the entry data for a handler of a return: the time, or 0 if the entry was not seen, and registers."""
 KEPT_MAX = 44
 """Maximum number of words of this data: as many also fit on a program's stack."""
 RECORD_SPACE = 128
 LOG = KEPT + 8 * KEPT_MAX + RECORD_SPACE
 
 _SNAPSHOT_SIZE = ENTRY_HEAD.size + SNAPSHOT.size + 8 * SNAPSHOT_REGISTERS + 2 * power_of_two(SNAPSHOT_STACK_MAX)
-"""Room for the entry with a position and a length in the stack, each of which is masked."""
+"""Room for the entry with a masked position and a masked length in the stack."""
 
 _SLACK = 64
 """Bytes after the largest position that a store of a few words may touch."""
@@ -99,7 +97,7 @@ KEY_SLACK = 2 * power_of_two(STRING_SIZE_MAX)
 """Room after a key for a position in a string, which is masked."""
 
 EXIT, ABORT, REMOVE_PROBE, SKIP, EXIT_WITH = 0, 1, 2, 3, 16
-"""Values of ``Field.ENDING``, the way in which a handler ended; ``exit N`` is EXIT_WITH + N."""
+"""Values of ``Field.ENDING``, the way in which a handler ended. ``exit N`` is EXIT_WITH + N."""
 
 
 class Field(IntEnum):
@@ -124,7 +122,7 @@ class Field(IntEnum):
     UNHANDLED = FIELDS + 112
     STP = FIELDS + 120
     TRACE_COUNT_AT = FIELDS + 128
-    """Position of the number of traces in the trace buffer, plus 1; 0 before the first trace."""
+    """Position of the number of traces in the trace buffer, plus 1, or 0 before the first trace."""
     TRACES = FIELDS + 136
     RESUME = FIELDS + 144
     """The step at which a handler that runs in steps continues (``LoopForm.CALLBACK``)."""
@@ -155,13 +153,13 @@ class Field(IntEnum):
     TRACED = FIELDS + 528
     """The end of this hit's part of the trace buffer, where ``pop stp`` is used: STP may be greater."""
     BEGAN = FIELDS + 536
-    """The time when the handler began, if the overload guard measures it; else 0."""
+    """Time at which the handler began if the overload guard measures it, or 0."""
     VALUE = FIELDS + 544
     """The return value of the function after SKIP."""
     STACKS = FIELDS + 552
-    """Position of the last call stack in the log plus one, if the entry gets a copy of the stack; 0: there is none."""
+    """Position of the last call stack in the log plus one, or 0 if the entry gets no copy of the stack."""
     CUT_AT = FIELDS + 560
-    """End of the log plus one, once an item had no room and the handler continued; LP is at the buffer's end then."""
+    """End of the log plus one, after an item had no room and the handler continued. LP is then at the buffer's end."""
     THREAD = FIELDS + 568
     """The address of the thread's variables, in code that no verifier checks."""
 
@@ -176,7 +174,7 @@ class Frame(IntEnum):
 
 
 class StateLayout(NamedTuple):
-    """The layout of the areas that depend on the program; the size of an area that it does not use is 0."""
+    """Layout of the areas that depend on the program. The size of an unused area is 0."""
 
     logmax: int
     ex_logmax: int = 0
@@ -230,7 +228,7 @@ class StateLayout(NamedTuple):
 
 
 ADDRESS = Register.R0
-"""The register for calculated addresses of cells; it holds nothing else across an instruction."""
+"""Register for calculated addresses of cells. Nothing else is in it across an instruction."""
 SCRATCH = Register.R7
 """The register that points to the state."""
 TSP = Register.R8
@@ -249,7 +247,7 @@ class _Cell:
 
 
 def store_number(asm: Assembler, base: Register, offset: int, value: Operand) -> None:
-    """Store a 64-bit register or unsigned number at ``base + offset``; a number may go through R9."""
+    """Store a 64-bit register or unsigned number at ``base + offset``. A large number is loaded to R9 first."""
     if isinstance(value, Register) or value < 1 << 31:
         asm.store(base, offset, value)
     elif value >= (1 << 64) - (1 << 31):
@@ -319,7 +317,7 @@ class VirtualStack:
         self._cells[position % RPN_STACK_CELLS] = _Cell(value, is_stored=False)
 
     def peek(self, index: int = 0) -> Operand:
-        """Return the cell ``index`` below the top; the caller must not change a returned register."""
+        """Return the cell ``index`` below the top. The caller must not change the register, if it is one."""
         position = (self.top + index) % RPN_STACK_CELLS
         cell = self._cells.get(position)
         if cell is None:
@@ -332,7 +330,7 @@ class VirtualStack:
         return cell.value
 
     def pop(self) -> Operand:
-        """Pop a cell and return it; the caller may change a returned register."""
+        """Pop a cell and return it. The caller may change the register, if it is one."""
         value = self.peek()
         self._cells.pop(self.top % RPN_STACK_CELLS, None)
         self.top += 1
@@ -365,7 +363,7 @@ class VirtualStack:
     # Memory
 
     def flush(self) -> None:
-        """Write all cells that are not in memory yet; they stay in their registers as well."""
+        """Write all cells that are not in memory yet. They stay in their registers, too."""
         for position, cell in self._cells.items():
             if not cell.is_stored:
                 self._store(position)
@@ -378,7 +376,11 @@ class VirtualStack:
         self._held.clear()
 
     def address(self, register: Register, position: int) -> int:
-        """Emit the address calculation for the cell at ``position``, if needed; return the offset from ``base``."""
+        """
+        Write the address calculation for the cell at ``position``, if needed.
+
+        Return the cell's offset from ``base``.
+        """
         if self.tsp is not None:
             return CELLS + 8 * ((self.tsp + position) % RPN_STACK_CELLS)
         asm = self._asm
@@ -395,7 +397,7 @@ class VirtualStack:
         return SCRATCH if self.tsp is not None else register
 
     def store_tsp(self) -> None:
-        """Write TSP to its field; R8 is unchanged."""
+        """Write TSP to its field. R8 is unchanged."""
         if self.tsp is not None:
             self._asm.store(SCRATCH, Field.TSP, self.tsp + self.top)
         elif self.top:

@@ -1,5 +1,5 @@
 """
-Handlers with a small state, which is on the BPF stack: a hit claims no element of SCRATCH.
+Handlers with a small state on the BPF stack. A hit claims no element of SCRATCH.
 
 ::
 
@@ -8,7 +8,7 @@ Handlers with a small state, which is on the BPF stack: a hit claims no element 
 
 A handler is written like any other, but without the claim. Then each access to the state is redirected to the stack,
 and stores to fields that nothing reads are omitted. This fails if the code calculates with an address in the state, or
-if the state does not fit; the handler is then written again.
+if the state does not fit. The handler is then written again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _CALLED = 64
 """Bytes of the stack that the frames of called functions take (``PagingQuestion``)."""
 _INSTRUCTIONS_MAX = 64
 _VERIFIED_JUMPS_MAX = 6
-"""Maximum number of jumps: the verifier tracks values on the stack, and follows each branch for each of them."""
+"""Maximum number of jumps. The verifier tracks values on the stack, and follows each branch for each of them."""
 
 _MODE = 0xE0
 _STATE, _FRAME = SCRATCH.value, Register.R10.value
@@ -107,7 +107,7 @@ def begin_small(w: Writer) -> None:
 
 
 def move_to_stack(w: Writer) -> bool:
-    """Move the state of a handler that has been written to the stack; return False if that is not possible."""
+    """Move the state of a written handler to the stack; return False if that is not possible."""
     asm, logged, state = w.asm, w.logged, w.state
     if logged is not None:
         for index in w.cleared:
@@ -127,7 +127,11 @@ class _UnmovableError(Exception):
 
 
 class _StateUses:
-    """The accesses of code to its state; ``log_size`` bytes of the log may be touched, ``key`` is a key's range."""
+    """
+    Accesses of code to its state.
+
+    ``log_size`` bytes of the log may be accessed. ``key`` is the range of a key.
+    """
 
     def __init__(self, asm: Assembler, log_size: int, key: _Span) -> None:
         self._asm = asm
@@ -178,7 +182,7 @@ class _StateUses:
                 self._read.append(span)
 
     def move(self, room: int, *, aligned: bool) -> None:
-        """Move the state to ``room`` bytes of the stack; with ``aligned``, every access must be aligned."""
+        """Move the state to ``room`` bytes of the stack. With ``aligned``, every access must be aligned."""
         asm, code = self._asm, self._code
         starts = [code[index + 1].imm for index in self._addresses]
         first = min((start for start in starts if start > LOG - RECORD_SPACE), default=0)

@@ -1,9 +1,9 @@
 """
-The snapshot from which a user call stack is unwound: registers, and memory from the stack pointer on.
+Snapshot from which a user call stack is unwound: registers, and memory from the stack pointer on.
 
-Unwinding needs the tables of all files that a process maps, which no handler can search. So the handler copies the data
-that will change, and the reader of the ring unwinds it. The log contains the number of the handler's state, which no
-other handler uses meanwhile: by this number, the reader finds the snapshot of a record.
+Unwinding needs the tables of all files that a process maps, which a handler cannot search. So the handler copies the
+data that will change, and the reader of the ring unwinds it. The log contains the number of the handler's state, which
+no other handler uses at that time. By this number, the reader finds the snapshot of a record.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _STACK = _REGISTERS + 8 * SNAPSHOT_REGISTERS
 _MASK = power_of_two(SNAPSHOT_STACK_MAX) - 1
 
 _BEYOND = 64
-"""Bytes to copy beyond the end of a stack: only the first function of the stack may use them."""
+"""Bytes to copy beyond the end of a stack. Only the first function of the stack may use them."""
 
 
 class SnapshotHost(Protocol):
@@ -65,7 +65,11 @@ class SnapshotHost(Protocol):
         """
 
     def read_memory(self, arguments: Callable[[], None]) -> None:
-        """Read R2 bytes of user memory at R3 to R1, as ``arguments`` loads them; R0 is 0 on success. Clobbers R1-R5."""
+        """
+        Read R2 bytes of user memory at R3 to R1; R0 is 0 on success. Clobbers R1-R5.
+
+        ``arguments`` loads these registers.
+        """
 
     def task(self) -> None:
         """Load the address of the current thread's ``task_struct`` to R0; clobbers R1-R5."""
@@ -84,7 +88,7 @@ def write_snapshot(
     key: int | None = None,
     layout: StackLayout | None = None,
 ) -> None:
-    """Emit the code of ``Host.user_stack``; with ``key`` the stack is a key, of 8-byte words at that offset."""
+    """Write the code of ``Host.user_stack``. With ``key``, the stack is a key of 8-byte words at this offset."""
     size = word_size if key is None else 8
     kept, copied, address, limit = work, work + 8, work + 16, work + 24
     nobody, end, done = asm.label(), asm.label(), asm.label()
@@ -231,7 +235,7 @@ STACK_COPY_SIZE = 8 + _REGISTERS_SIZE + STACK_COPY_MAX + 8 + STACK_COPY.size
 """Maximum size of a copy in bytes, with registers and padding."""
 
 _FAR = 64 << 20
-"""Distance in bytes beyond which an end belongs to another stack: stacks are hardly ever larger."""
+"""Distance in bytes beyond which an end belongs to another stack, because stacks are hardly ever larger."""
 
 _BLIND = 16 << 10
 """Bytes to copy of a stack whose end is unknown."""
@@ -255,9 +259,10 @@ def write_place(asm: Assembler, host: SnapshotHost, work: int) -> None:
 
 def write_stack_copy(asm: Assembler, host: SnapshotHost, entry: int, work: int, last: int | None) -> None:
     """
-    Add the copy to R3 bytes of an entry at ``entry`` in the state; R3 is the total size then. Clobbers R0-R5 and R9.
+    Append a copy of the stack to the R3 bytes of an entry at ``entry`` in the state. Clobbers R0-R5 and R9.
 
-    ``work`` are five words for temporary use. ``last`` is the field with the position of the log's last call stack.
+    R3 is then the total size. ``work`` has five words for temporary use. ``last`` is the field with the position of the
+    log's last call stack.
     """
     size, place, first, address, limit = (work + 8 * n for n in range(5))
     asm.store(SCRATCH, size, _R.R3)
@@ -298,9 +303,9 @@ def write_stack_copy(asm: Assembler, host: SnapshotHost, entry: int, work: int, 
 
 def _find_limit(asm: Assembler, limit: int, address: int) -> None:
     """
-    Set ``limit`` to the number of bytes to copy from the address in R1 on: the used part of a stack whose end is known.
+    Set ``limit`` to the number of bytes to copy from the address in R1 on.
 
-    An end that is more than ``_FAR`` away is that of another stack.
+    It is the used part of a stack whose end is known. An end that is more than ``_FAR`` away belongs to another stack.
     """
     known, less = asm.label(), asm.label()
     asm.call(Helper.GET_CURRENT_TASK)  # in a process: returns the end of the stack that R1 is in
@@ -320,7 +325,7 @@ def _find_limit(asm: Assembler, limit: int, address: int) -> None:
 
 
 def _copy(asm: Assembler, host: SnapshotHost, place: int, address: int, limit: int) -> None:
-    """Copy page by page, as far as memory is mapped; the field ``place`` is then the address after the copy."""
+    """Copy page by page, as far as memory is mapped. The field ``place`` then has the address after the copy."""
     again, whole, done = asm.label(), asm.label(), asm.label()
     asm.place(again)
     asm.jump_if_word(Jump.JEQ, SCRATCH, limit, 0, done, by=_R.R4)

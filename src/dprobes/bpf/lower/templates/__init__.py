@@ -24,4 +24,4 @@ ROW_TEMPLATES = {
     **HEAP_TEMPLATES,
     **TABLE_TEMPLATES,
 }
-"""The templates, keyed by the syntax of the row; ``composer`` has the one that calls extensions."""
+"""Templates by the syntax of the row. ``composer`` has the template that calls extensions."""

@@ -1,4 +1,4 @@
-"""Templates of arithmetic, logic and the RPN stack; operations on constants are evaluated at compile time."""
+"""Templates of arithmetic, logic and the RPN stack. Operations on constants are evaluated at compile time."""
 
 # ruff: noqa: ARG001 - all templates have the same two parameters
 
@@ -77,7 +77,7 @@ def _equal(w: Writer, top: Operand, second: Operand, *, is_signed: bool) -> Regi
 
 
 def _less(w: Writer, top: Operand, second: Operand, *, is_signed: bool) -> Register:
-    """Compute the sign of the difference; if the signs of the operands differ, one of them is the result."""
+    """Compute the sign of the difference. If the operands have different signs, the result is one of them."""
     asm, wide = w.asm, w.wide
     left, right = w.stack.in_register(top), w.stack.in_register(second)
     less = w.stack.copy(left)
@@ -114,7 +114,7 @@ def _div(w: Writer, i: EncodedInstruction) -> None:
 
 
 def _division(w: Writer) -> tuple[Register, Register]:
-    """Pop divisor and dividend; return (dividend, divisor). A divisor of 0 raises an exception."""
+    """Pop divisor and dividend, and return (dividend, divisor). A divisor of 0 raises an exception."""
     divisor, dividend = w.stack.pop_register(), w.stack.pop_register()
     w.stack.flush()
     w.throw_if(Jump.JEQ, divisor, 0, ExceptionCode.DIVIDE_BY_ZERO)
@@ -274,7 +274,7 @@ ARITHMETIC_TEMPLATES: dict[str, Template] = {
 
 
 _UNROLLED = 16
-"""Maximum number of repetitions that are unrolled; more become a loop."""
+"""Maximum number of repetitions that are unrolled. More become a loop."""
 
 
 def _push_value(w: Writer, i: EncodedInstruction) -> None:
@@ -354,7 +354,7 @@ def _base(w: Writer, name: str) -> Operand:
 
 
 def _position(w: Writer, name: str, n: Operand) -> int | None:
-    """Return the position, in the block's stack, of the cell at SBP or TSP + ``n``; None where it is not known."""
+    """Return the position, in the block's stack, of the cell at SBP or TSP + ``n``, or None if it is unknown."""
     if isinstance(n, Register):
         return None
     if name == "tsp":

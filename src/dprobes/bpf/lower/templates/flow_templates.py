@@ -313,7 +313,7 @@ class _TraceWriter:
         return bool(self._w.flow.returns)
 
     def _frames(self) -> None:
-        """Write a loop over the frames, the innermost first; the outermost one is left out."""
+        """Write a loop over the frames, innermost first. The outermost frame is left out."""
         w, asm, level, head = self._w, self._asm, self._w.work(16), self._asm.label()
         asm.copy(SCRATCH, level, Field.DEPTH)
         w.loops.head(head)
@@ -387,9 +387,9 @@ class _TraceWriter:
 
     def _source(self, token: Token) -> tuple[MapName | None, int] | None:
         """
-        Return the map and the number of its values, a power of two; None and the number for the stack's cells.
+        Return the map of the variables and the number of its values, a power of two, or None if there are none.
 
-        Return None if the program has no such variables.
+        For the cells of the stack, the map is None.
         """
         request = self._w.request
         match token:
@@ -429,7 +429,7 @@ def _pop_stp(w: Writer, i: EncodedInstruction) -> None:
 
 
 def _trace(which: int) -> Template:
-    """Return the template of ``trace pv``, ``trace lv`` or ``trace gv``, which select what stack traces show."""
+    """Return the template of ``trace pv``, ``trace lv`` or ``trace gv``, which select the contents of stack traces."""
 
     def template(w: Writer, i: EncodedInstruction) -> None:
         asm = w.asm

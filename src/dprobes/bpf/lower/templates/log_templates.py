@@ -42,7 +42,7 @@ _R = Register
 
 
 def begin(w: Writer) -> None:
-    """Set PLP, if the handler reads it, to LP, the present end of the log; clobbers R1."""
+    """If the handler reads PLP, set it to LP, the present end of the log. Clobbers R1."""
     if w.flow.uses("push plp"):
         w.asm.copy(SCRATCH, Field.PLP, Field.LP)
 
@@ -52,7 +52,7 @@ end = begin
 
 
 def overflow_if(w: Writer, condition: Jump, register: Register, operand: Operand, ignored: Label) -> None:
-    """Raise LOG_OVERFLOW if a condition holds; if that exception is ignored, close the log and go to ``ignored``."""
+    """Raise LOG_OVERFLOW if a condition is true. If the program ignores it, close the log and go to ``ignored``."""
     if w.is_ignored(ExceptionCode.LOG_OVERFLOW):
         full = w.asm.label()
 
@@ -67,7 +67,7 @@ def overflow_if(w: Writer, condition: Jump, register: Register, operand: Operand
 
 
 def overflow(w: Writer) -> None:
-    """Raise LOG_OVERFLOW; if the program ignores that exception, close the log."""
+    """Raise LOG_OVERFLOW. If the program ignores that exception, close the log."""
     if w.is_ignored(ExceptionCode.LOG_OVERFLOW):
         _close(w)
     else:
@@ -75,7 +75,7 @@ def overflow(w: Writer) -> None:
 
 
 def _close(w: Writer) -> None:
-    """Close the log, so that nothing more is logged (``Machine.close_log``); clobbers R1."""
+    """Close the log, so that nothing more is logged (``Machine.close_log``). Clobbers R1."""
     closed = w.asm.label()
     w.asm.jump_if_word(Jump.JNE, SCRATCH, Field.CUT_AT, 0, closed)
     w.asm.load(_R.R1, SCRATCH, Field.LP)
@@ -86,7 +86,7 @@ def _close(w: Writer) -> None:
 
 
 def open_again(w: Writer) -> None:
-    """Set LP to the end of the log, if the log is closed; clobbers R1."""
+    """If the log is closed, set LP to its end. Clobbers R1."""
     if not w.may_cut:
         return
     is_open = w.asm.label()
@@ -122,9 +122,9 @@ def cut_to_room(w: Writer, kept: int, wanted: int, size: int, prefix: int = ITEM
 
 def finish(w: Writer, kept: int, wanted: int, done: Label) -> None:
     """
-    Raise an overflow if the field ``kept`` is less than ``wanted``, in items; otherwise complete the instruction.
+    Raise an overflow if the field ``kept`` is less than ``wanted``, in items. Otherwise complete the instruction.
 
-    Go to ``done`` afterwards, if the program ignores the exception.
+    If the program ignores the exception, go to ``done``.
     """
     w.asm.load(_R.R1, SCRATCH, kept)
     w.asm.load(_R.R2, SCRATCH, wanted)
@@ -134,7 +134,7 @@ def finish(w: Writer, kept: int, wanted: int, done: Label) -> None:
 
 
 def append(w: Writer, value: Register, size: int) -> None:
-    """Write a value at LP and advance LP; clobbers R1."""
+    """Write a value at LP and advance LP. Clobbers R1."""
     asm = w.asm
     asm.load(_R.R1, SCRATCH, Field.LP)
     w.pointer(_R.R1, 0, w.state.log_mask)
@@ -143,7 +143,7 @@ def append(w: Writer, value: Register, size: int) -> None:
 
 
 def write_prefix(w: Writer, token: Token, length: int) -> None:
-    """Write a token and the 16-bit length in a field at LP, and advance LP; clobbers R1 and R2."""
+    """Write a token and the 16-bit length in a field at LP, and advance LP. Clobbers R1 and R2."""
     asm = w.asm
     asm.load(_R.R2, SCRATCH, length)
     asm.load(_R.R1, SCRATCH, Field.LP)
@@ -154,7 +154,7 @@ def write_prefix(w: Writer, token: Token, length: int) -> None:
 
 
 def check_prefix(w: Writer, ignored: Label) -> None:
-    """Raise an overflow if not even a prefix fits; clobbers R1."""
+    """Raise an overflow if not even a prefix fits. Clobbers R1."""
     if w.point.logmax < ITEM_PREFIX_SIZE:
         if w.is_ignored(ExceptionCode.LOG_OVERFLOW):
             _close(w)
@@ -192,7 +192,7 @@ def move_to(w: Writer, target: int, position: Field, highest: Field, area: int, 
     """
     Move a position of the buffer at ``area`` to the value of the field ``target``.
 
-    Bytes before it that this hit has not written are cleared. Clobbers R0-R5; no cell of the stack is in a register.
+    Clear the bytes before it that this hit has not written. Clobbers R0-R5. No cell of the stack may be in a register.
     """
     asm, length, done = w.asm, w.work(1), w.asm.label()
     move_back(w, position, highest)
@@ -282,7 +282,7 @@ def _in_a_row(w: Writer, count: int, size: int) -> None:
 
 
 def _in_a_loop(w: Writer, count: int, size: int, *, is_over: bool = False) -> None:
-    """Log as many of ``count`` cells as fit; TSP is in its field, if it is not known."""
+    """Log as many of ``count`` cells as fit. If TSP is not known, it is in its field."""
     asm, kept, fits, done = w.asm, w.work(2), w.asm.label(), w.asm.label()
     asm.store(SCRATCH, kept, count)
     room(w, _R.R1, size)
@@ -311,7 +311,11 @@ def _store_position(w: Writer) -> None:
 
 
 def _copy_cells(w: Writer, size: int, kept: int) -> None:
-    """Write a loop that logs the number of cells in ``kept``, from the position in work word 1 on; they fit."""
+    """
+    Write a loop that logs cells. The field ``kept`` has their number, and work word 1 the first position.
+
+    They fit.
+    """
     asm, rest = w.asm, w.work(0)
     asm.copy(SCRATCH, rest, kept)
     with w.repeat(rest):
@@ -439,7 +443,7 @@ def _user_stack(w: Writer, i: EncodedInstruction) -> None:
 
 
 def _stack(w: Writer, i: EncodedInstruction, token: Token, write: Callable[[], None]) -> None:
-    """Log the data that ``write`` puts at R1, up to R2 bytes; R0 is their number then, or negative."""
+    """Log the data that ``write`` writes to R1, up to R2 bytes. R0 is then their number, or negative."""
     assert i.row is not None
     asm, kept, size = w.asm, w.work(2), w.work(3)
     frames = KERNEL_FRAMES_MAX if i.row.operand_kind is None else int(i.operand)
@@ -482,7 +486,7 @@ def _find_fault(w: Writer) -> None:
     """
     Find the first unreadable byte, page by page; log its address and raise the exception.
 
-    If a page has been read in meanwhile, the address is in the last page of the range.
+    If the page has become readable meanwhile, the address is in the last page of the range.
     """
     asm, address, kept, position = w.asm, w.work(0), w.work(2), w.work(4)
     head, found = asm.label(), asm.label()
@@ -554,7 +558,7 @@ def _string(w: Writer, i: EncodedInstruction) -> None:
 
 
 def _string_by_pages(w: Writer, known: Label) -> None:
-    """Read a string page by page, so that no page after its end is accessed, and search for its end byte by byte."""
+    """Read a string page by page, and search for its end byte by byte. No page after its end is accessed."""
     asm, address, limit, length = w.asm, w.work(0), w.work(2), w.work(3)
     chunk, seen, position = w.work(4), w.work(5), w.work(6)
     pages, fits, fault, scan, complete, ended = (asm.label() for _ in range(6))
@@ -606,7 +610,7 @@ def _string_by_pages(w: Writer, known: Label) -> None:
 
 
 def _string_address(w: Writer, register: Register, length: int) -> None:
-    """Set a register to the address of the byte of the string at the position in a field; clobbers R9."""
+    """Set a register to the address of the byte of the string at the position in a field. Clobbers R9."""
     w.asm.load(register, SCRATCH, Field.LP)
     w.asm.load(_R.R9, SCRATCH, length)
     w.asm.alu(Alu.ADD, register, _R.R9)

@@ -2,8 +2,8 @@
 Templates of keyed tables: ``tally``, ``push table`` and ``delete``.
 
 The key is built in the state. A value is changed by atomic instructions, so that no handler undoes another one's
-change. To keep the greatest number, the change is retried until no other handler interferes. ``table_layout`` defines
-the changes. A table without keys is memory that is addressed directly.
+change. A maximum is retried until no other handler interferes. ``table_layout`` defines the changes. A table without
+keys is memory that is addressed directly.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _ADDRESS, _READ, _POSITION, _SNAPSHOT = 1, 9, 10, 14
 """
 Indices of work words.
 
-From ``_ADDRESS`` on: the addresses of up to 8 strings and byte sequences of keys and of the value. The others: the
-number of bytes read of a string, the address of its next byte, and four words for a snapshot.
+From ``_ADDRESS`` on, the words have the addresses of up to 8 strings and byte sequences of keys and of the value. The
+others are the number of bytes read of a string, the address of its next byte, and four words for a snapshot.
 """
 
 _POSITION_MASK = power_of_two(STRING_SIZE_MAX + 1) - 1
@@ -46,9 +46,9 @@ _POSITION_MASK = power_of_two(STRING_SIZE_MAX + 1) - 1
 
 def pop_keys(w: Writer, keys: Sequence[Key]) -> None:
     """
-    Pop the cells of keys, and build the key; no register is live after it. Work word 0 is unchanged.
+    Pop the cells of keys and build the key. No register is live after it. Work word 0 is unchanged.
 
-    The last key may be a value that the table keeps: it comes after the key.
+    The last key may be a value that the table keeps; it comes after the key.
     """
     places: list[int] = []
     end = 0
@@ -89,7 +89,7 @@ def _pop_cells(w: Writer, parts: Sequence[tuple[Key, int]], words: Mapping[int, 
 
 
 def _put_together(w: Writer, key: Key, place: int, address: int, *, in_loop: bool) -> None:
-    """Write the part of the key that is not popped; ``address`` is the field with its address in memory."""
+    """Write the part of the key that is not popped. ``address`` is the field with its address in memory."""
     asm = w.asm
     if key.kind in (KeyKind.STRING, KeyKind.CUT_STRING, KeyKind.BYTES, KeyKind.USER_STACK, KeyKind.KERNEL_STACK):
         clear(w, place, key.bytes)
@@ -115,7 +115,7 @@ def _put_together(w: Writer, key: Key, place: int, address: int, *, in_loop: boo
 
 
 def _read_bytes(w: Writer, place: int, size: int, address: int, *, in_loop: bool) -> None:
-    """Read ``size`` bytes at the address in a field; the zeros after them are there already."""
+    """Read ``size`` bytes at the address in a field. The zeros after them are already there."""
     fault = w.asm.label()
     w.read_to(place, size, address)
     w.asm.jump_if(Jump.JNE, _R.R0, 0, fault)
@@ -224,7 +224,7 @@ def _offset(table: Table, cell: int) -> int:
 
 
 def write_value(w: Writer, table: Table, again: Label | None) -> None:
-    """Update the value at R0; go to ``again`` if another handler has changed the value meanwhile. Clobbers R0-R5."""
+    """Update the value at R0; go to ``again`` if another handler has changed it meanwhile. Clobbers R0-R5."""
     asm = w.asm
     asm.mov(_R.R5, _R.R0)
     for cell, word in _GREATEST.get(table.kind, ()):
@@ -405,7 +405,7 @@ def _count_lost(w: Writer, number: int) -> None:
 
 
 def _point_to_value(w: Writer, table: Table, number: int, lost: Label) -> None:
-    """Set R0 to the value under the key, which is created if it does not exist; go to ``lost`` for lack of room."""
+    """Set R0 to the value under the key, and create it if necessary; go to ``lost`` if there is no room."""
     asm = w.asm
     if not table.keys:
         _point_to_cells(w, table, number)
@@ -426,7 +426,7 @@ def _point_to_value(w: Writer, table: Table, number: int, lost: Label) -> None:
 
 
 def _call(w: Writer, number: int, helper: Helper) -> None:
-    """Call a helper with the map and the key; the caller has set R3 and R4 if the helper takes them."""
+    """Call a helper with the map and the key. The caller has set R3 and R4 if the helper takes them."""
     w.asm.ask_map(helper, table_map(number), SCRATCH, w.state.key)
 
 
@@ -466,7 +466,7 @@ def _push_table(w: Writer, table: Table, number: int) -> None:
 
 
 def _push_kept(w: Writer, table: Table, number: int) -> None:
-    """Push the kept value, copied to the place of the key; push zeros if there is none."""
+    """Copy the kept value to the place of the key and push it; push zeros if there is none."""
     asm, nothing, known, place = w.asm, w.asm.label(), w.asm.label(), w.state.key
     pop_keys(w, table.keys)
     head = 0

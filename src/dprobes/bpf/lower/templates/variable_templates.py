@@ -1,12 +1,12 @@
 """
 Templates of the heap, and of variables.
 
-The blocks of the heap are contiguous, as in ``vm.rpn_machine``; the header word of each has its size::
+The blocks of the heap are contiguous, as in ``vm.rpn_machine``. Each block begins with a word with its size::
 
     | size + used | data ... | size + used | data ...
 
-``used`` is 1 or 0: sizes are multiples of the word. The end of the last block is ``Field.HEAP_END``, which is 0 before
-the first allocation of a hit.
+``used`` is 1 or 0, because sizes are multiples of the word. ``Field.HEAP_END`` is the end of the last block, or 0
+before the first allocation of a hit.
 """
 
 # ruff: noqa: ARG001 - all templates have the same two parameters
@@ -72,9 +72,9 @@ def point_to_variables(asm: Assembler, host: Host) -> None:
 
 def give_variables(asm: Assembler, host: Host, full: Label, *, is_kept: bool) -> None:
     """
-    Create the thread's variables if it has none; go to ``full`` if there is no room for them. Clobbers R0-R5.
+    Create the thread's variables if it has none; go to ``full`` if there is no room. Clobbers R0-R5.
 
-    With ``is_kept``, their address is on the stack for ``keep_variables``.
+    With ``is_kept``, their address is left on the stack for ``keep_variables``.
     """
     there = asm.label()
     point_to_variables(asm, host)
@@ -96,7 +96,11 @@ def give_variables(asm: Assembler, host: Host, full: Label, *, is_kept: bool) ->
 
 
 def keep_variables(asm: Assembler) -> None:
-    """Store the address of the thread's variables in the state of the hit; they are looked up once. Clobbers R1."""
+    """
+    Store the address of the thread's variables in the state of the hit, so that it is looked up once.
+
+    Clobbers R1.
+    """
     asm.copy_from(_R.R10, _BLOCK, SCRATCH, Field.THREAD)
 
 
@@ -108,7 +112,7 @@ def _point_to_key(asm: Assembler) -> None:
 
 
 class _VariableKind(NamedTuple):
-    """The writer of the instructions of one kind of variables; ``kind`` is its number in INVALID_OPERAND."""
+    """Writer of the instructions of one kind of variables. ``kind`` is its number in INVALID_OPERAND."""
 
     name: str
     kind: int
@@ -122,7 +126,7 @@ class _VariableKind(NamedTuple):
 
     def address(self, w: Writer, index: Operand) -> Register | None:
         """
-        Return a register with the address of a variable; the stack is flushed.
+        Return a register with the address of a variable. The stack is flushed.
 
         An invalid index raises INVALID_OPERAND. Return None if the index is known to be invalid.
         """
@@ -294,7 +298,11 @@ def _log(w: Writer, variables: _VariableKind) -> None:
 
 
 def _copy(w: Writer, variables: _VariableKind, start: int, kept: int) -> None:
-    """Write a loop that logs the number of variables in ``kept``, from the index in ``start`` on; they fit."""
+    """
+    Write a loop that logs variables from the index in ``start`` on. The field ``kept`` has their number.
+
+    They fit.
+    """
     asm, rest, index = w.asm, w.work(0), w.work(1)
     size = power_of_two(variables.count(w))
     asm.copy(SCRATCH, rest, kept)
@@ -333,7 +341,7 @@ VARIABLE_TEMPLATES: dict[str, Template] = {
 
 
 def _usable(w: Writer) -> int:
-    """Return the size in bytes of the one block of an empty heap."""
+    """Return the size in bytes of the only block of an empty heap."""
     return (w.point.heap - w.word_size) // w.word_size * w.word_size
 
 
@@ -423,8 +431,8 @@ def _find(w: Writer, handle: int, position: int, missing: Label, previous: int |
     """
     Write the search for the allocated block with the handle in a field.
 
-    Store the position of its header in ``position``. Store that of the preceding block plus 1, or 0 for the first
-    block, in ``previous``. Go to ``missing`` if no allocated block has the handle.
+    Store the position of its header in ``position``. In ``previous``, store the position of the preceding block's
+    header plus 1, or 0 for the first block. Go to ``missing`` if no allocated block has the handle.
     """
     asm, head, follow, found = w.asm, w.asm.label(), w.asm.label(), w.asm.label()
     asm.store(SCRATCH, position, 0)
@@ -477,7 +485,7 @@ def _free(w: Writer, i: EncodedInstruction) -> None:
 
 
 def _join(w: Writer, position: int) -> None:
-    """Join the block at the position in a field with the one after it, if both are free."""
+    """Join the block at the position in a field with the next block, if both are free."""
     asm, apart, following = w.asm, w.asm.label(), w.work(3)
     _header(w, _R.R1, position)
     asm.load(_R.R2, _R.R1, 0, w.size)
@@ -512,7 +520,7 @@ def _range(w: Writer, length: int) -> None:
     """
     Find the position in the heap of ``length`` bytes of a block; raise an exception for an invalid handle or offset.
 
-    Handle and offset are in work words 0 and 1; the position replaces the offset.
+    Handle and offset are in work words 0 and 1. The position replaces the offset.
     """
     asm, handle, offset, position = w.asm, w.work(0), w.work(1), w.work(2)
     missing, outside = asm.label(), asm.label()

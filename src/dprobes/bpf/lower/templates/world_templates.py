@@ -43,7 +43,7 @@ _R = Register
 
 
 def accessed_register(w: Writer, i: EncodedInstruction) -> CpuRegister | None:
-    """Return the register that an instruction names; None if the processor lacks it or it does not allow the access."""
+    """Return the register that an instruction names, or None if it does not exist or does not allow the access."""
     assert i.row is not None
     register = w.architecture.register(i.operand)
     allowed = register is not None and register.may_be(i.row.syntax.partition(",")[0])
@@ -83,7 +83,7 @@ def _push_user_register(w: Writer, i: EncodedInstruction) -> None:
 
 def nobody(w: Writer, address: int = 0) -> Label:
     """
-    Settle the stack; return the label to go to if a value does not exist.
+    Settle the stack, and return the label to go to if a value does not exist.
 
     The code there raises INVALID_ADDR for ``address``.
     """
@@ -151,7 +151,7 @@ def throw_fault(w: Writer, size: int, address: int, *, in_loop: bool = False) ->
 
 
 def next_page(w: Writer, register: Register, field: int) -> None:
-    """Load the start of the page after the address in a field; it wraps around to 0."""
+    """Load the start of the page after the address in a field. It wraps around to 0."""
     w.asm.load(register, SCRATCH, field)
     w.asm.alu(Alu.OR, register, PAGE - 1)
     w.asm.alu(Alu.ADD, register, 1, wide=w.wide)
@@ -223,7 +223,7 @@ def _vfyrw(w: Writer, i: EncodedInstruction) -> None:
 
 
 def _ask(question: Callable[[Host], None], *, bits: int = 32) -> Template:
-    """Return a template that pushes what ``question``, a method of the host, loads to R0: ``bits`` bits."""
+    """Return a template that pushes the ``bits`` bits that ``question``, a method of the host, loads to R0."""
 
     def template(w: Writer, i: EncodedInstruction) -> None:
         w.stack.settle()
@@ -292,7 +292,7 @@ def _push_counter(w: Writer, i: EncodedInstruction) -> None:
 
 
 def _load_counter(w: Writer, number: int) -> Label:
-    """Load a counter to R0; return the label to go to if it cannot be read."""
+    """Load a counter to R0. Return the label to go to if it cannot be read."""
     unread = w.asm.label()
     w.stack.settle()
     w.defer(lambda: w.throw(ExceptionCode.INVALID_OPERAND, _COUNTER_KIND, number), unread)
@@ -492,7 +492,7 @@ def _push_whether(w: Writer, bits: Register) -> None:
 
 
 def _read_operand(w: Writer, limit: int) -> None:
-    """Pop an address, and read the string there to the buffer; its length with the NUL goes to a work word."""
+    """Pop an address, and read the string there to the buffer. Its length with the NUL goes to a work word."""
     w.asm.store(SCRATCH, w.work(_ADDRESS), w.stack.pop_register())
     w.open_loop()
     words = w.work(_ADDRESS), w.work(_LENGTH), w.work(_POSITION)
@@ -503,12 +503,11 @@ def read_string(
     w: Writer, place: int, limit: int, address: int, count: int, position: int, *, mask: int, nul: int
 ) -> None:
     """
-    Read up to ``limit`` bytes of the string at the address in a field to a place in the state; a loop is open.
+    Read up to ``limit`` bytes of the string at the address in a field to a place in the state. A loop is open.
 
-    A helper reads it at once, but it reads no pages in, and it accesses all bytes that it may write. So where it fails,
-    the string is read byte by byte. ``count`` and ``position`` are fields for that. With ``nul`` 1, ``count`` is the
-    length with the NUL then, ``limit + 1`` if the string has no NUL so far. With ``nul`` 0 there are zeros after the
-    string.
+    A helper reads the whole string, but it reads no pages in, and it accesses all bytes that it may write. If it fails,
+    the string is read byte by byte, with ``count`` and ``position`` as fields. With ``nul`` 1, ``count`` is then the
+    length with the NUL, or ``limit + 1`` if there is no NUL so far. With ``nul`` 0, zeros follow the string.
     """
     asm, known, slow = w.asm, w.asm.label(), w.asm.label()
     w.point_to(_R.R1, place)
@@ -565,7 +564,7 @@ def _read_bytes(w: Writer, place: int, limit: int, count: int, position: int, *,
 
 
 def clear(w: Writer, place: int, size: int) -> None:
-    """Set ``size`` bytes at ``place`` in the state to zero; clobbers R1."""
+    """Set ``size`` bytes at ``place`` in the state to zero. Clobbers R1."""
     w.point_to(_R.R1, place)
     for position in range(0, size, 8):
         w.asm.store(_R.R1, position, 0)
