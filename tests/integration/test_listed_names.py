@@ -51,7 +51,7 @@ def check(path: Path) -> list[str]:
     rows = function_rows(module, "*")
     sample = random.Random(31).sample(rows, min(LOOKED_AT, len(rows)))
     wrong = []
-    for name, _, offset, cost, _ in sample:
+    for name, _, offset, cost, *_ in sample:
         if cost.startswith("none"):
             continue
         for language in (in_rpn, in_c):
@@ -141,6 +141,65 @@ def test_functions_with_one_name_are_told_apart_by_their_files(tmp_path: Path, r
     assert [record["minor"] for record in result.records] == [1, 2, 1]
 
 
+@pytest.mark.parametrize("engine", ["ptrace", "inline", "ebpf"])
+def test_all_functions_of_one_name_are_probed_together(tmp_path: Path, run: Runner, engine: str) -> None:
+    program = namesakes(tmp_path, "-g")
+    text = f'name = "{program}"\noffset = "*:namesake"\nexit\n'
+    result = run(text, ["--", str(program)], ["--engine", engine])
+    assert [record["function"] for record in result.records] == [
+        "first.c:namesake", "second.c:namesake", "first.c:namesake"
+    ]  # fmt: skip
+    assert re.findall(r"^0,0 +(\S+) +(\d) ", result.stderr, re.MULTILINE) == [
+        ("first.c:namesake", "2"), ("second.c:namesake", "1")
+    ]  # fmt: skip
+
+
+def test_they_are_listed_with_their_source_lines(tmp_path: Path) -> None:
+    program = namesakes(tmp_path, "-g")
+    listed = subprocess.run([*DPROBES, "list", f"{program}:*:namesake"], capture_output=True, text=True, check=True)
+    found = re.findall(r"^(\S+namesake) .* (\w+\.c:\d+)$", listed.stdout, re.MULTILINE)
+    starts = [f"*{address}" for address in nm(program, "namesake")]
+    asked = [part for start in starts for part in ("-ex", f"info line {start}")]
+    told = subprocess.run(["gdb", "-batch", *asked, program], capture_output=True, text=True, check=True).stdout
+    lines = [f"{file}:{line}" for line, file in re.findall(r'^Line (\d+) of "(?:.*/)?(\w+\.c)"', told, re.MULTILINE)]
+    assert [source for _, source in found] == lines
+    assert [name for name, _ in found] == [f"{line.partition(':')[0]}:namesake" for line in lines]
+    place = f"{program}:second.c:namesake"
+    located = subprocess.run([*DPROBES, "locate", place], capture_output=True, text=True, check=True).stdout
+    (line,) = (each for each in lines if each.startswith("second.c"))
+    assert f"function  second.c:namesake\nsource    {line}\n" in located
+
+
+def test_other_functions_of_files(tmp_path: Path) -> None:
+    program = namesakes(tmp_path)
+    for pattern, names in (
+        ("second.c:*", ["second.c:namesake"]),
+        ("*:main", ["main"]),
+        ("f*.c:*", ["first.c:namesake"]),
+    ):
+        listed = subprocess.run([*DPROBES, "list", f"{program}:{pattern}"], capture_output=True, text=True, check=True)
+        found = [line.split()[0] for line in listed.stdout.splitlines()[1:]]
+        assert [name for name in found if name in ("main", "other") or name.endswith("namesake")] == names
+    done = subprocess.run([*DPROBES, "list", f"{program}:third.c:*"], capture_output=True, text=True, check=False)
+    assert done.stderr == f"dprobes: error: 'third.c:*' matches no function of '{program}'\n"
+
+
+def namesakes(directory: Path, *flags: str) -> Path:
+    """Compile a program with two static functions called ``namesake``."""
+    for name, start in (("first", ""), ("second", "#define OTHER\n")):
+        (directory / f"{name}.c").write_text(start + (PROGRAMS / "namesake.c").read_text())
+    program = directory / "namesakes"
+    subprocess.run(["gcc", "-O1", *flags, "-o", program, "first.c", "second.c"], check=True, cwd=directory)
+    return program
+
+
+def nm(program: Path, name: str) -> list[str]:
+    listed = subprocess.run(["nm", "-n", program], capture_output=True, text=True, check=True).stdout
+    return [
+        f"0x{address}" for address, symbol in re.findall(r"^(\w+) \w (\S+)$", listed, re.MULTILINE) if symbol == name
+    ]
+
+
 def test_a_compiled_program_carries_what_they_stand_for(tmp_path: Path) -> None:
     for name, start in (("first", ""), ("second", "#define OTHER\n")):
         (tmp_path / f"{name}.c").write_text(start + (PROGRAMS / "namesake.c").read_text())
@@ -157,3 +216,11 @@ def test_a_compiled_program_carries_what_they_stand_for(tmp_path: Path) -> None:
         [*DPROBES, "run", compiled, "--engine", "ptrace", "--", stripped], capture_output=True, text=True, check=True
     )
     assert re.findall(r"  (one|two)$", done.stdout, re.MULTILINE) == ["one", "two", "one"]
+    source.write_text('namesakes:"*:namesake" { printf("%s", func); }\n')
+    subprocess.run([*DPROBES, "build", source, "-o", compiled, "--for", program], check=True)
+    done = subprocess.run(
+        [*DPROBES, "run", compiled, "--engine", "ptrace", "--", stripped], capture_output=True, text=True, check=True
+    )
+    assert re.findall(r"^0,0 +(\S+) +(\d) ", done.stderr, re.MULTILINE) == [
+        ("first.c:namesake", "2"), ("second.c:namesake", "1")
+    ]  # fmt: skip

@@ -124,12 +124,19 @@ def test_functions_of_one_name_are_told_apart_and_probed_together(guest: Guest) 
     places = dict(re.findall(r"(0x[0-9a-f]+) \(after '(\w+)'\)", found[2]))
     assert len(places) == int(found[1]) > 1
     assert (
-        f"hint: write the intended one as a number, '{next(iter(places))}', or all as a pattern, 'type_sho[w]'; "
+        "hint: write the intended one as '\"type_show,1\"', or all as a pattern, '\"*:type_show\"'; "
         "which source file each is of is in no file here: debug information of the kernel has it\n" in done.stderr
     )
-    done = guest.dprobes("run", "-e", "kernel:type_sho[w] { }", "--", "cat", "/sys/class/thermal/cooling_device0/type")
-    rows = re.findall(r"^0,0 +type_show at (0x[0-9a-f]+) +(\d+) ", done.stderr, re.MULTILINE)
-    assert {place for place, _ in rows} == places.keys()
+    shown = "/sys/bus/event_source/devices/software/type"  # by type_show of kernel/events/core.c
+    done = guest.dprobes("run", "-e", 'kernel:"*:type_show" { @[func] = count(); }', "--", "cat", shown)
+    rows = re.findall(r"^0,0 +type_show,(\d+) +(\d+) ", done.stderr, re.MULTILINE)
+    assert sorted(int(number) for number, _ in rows) == list(range(1, len(places) + 1))
+    (hit,) = (number for number, hits in rows if hits != "0")
+    assert f"@[type_show,{hit} [vmlinux]]: 1\n" in done.stdout
+    one = f'kernel:"type_show,{hit}" {{ printf("%s", func); }}'
+    done = guest.dprobes("run", "-e", one, "--", "cat", shown)
+    assert re.search(rf"  type_show,{hit} \[vmlinux\]$", done.stdout, re.MULTILINE)
+    assert re.search(rf"^0,0 +type_show,{hit} +1 ", done.stderr, re.MULTILINE)
 
 
 def test_a_kernel_without_types_is_named(guest: Guest) -> None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from dprobes.dwarf.inlined_names import InlinedNames
 from dprobes.errors import TargetError
 from dprobes.target.code_names import CodeName, LocatedCode, LocatedFunction, MappedCode, function_at
+from dprobes.target.kernel.kernel_copies import copy_name
 from dprobes.target.other_users import foreign_owner
 from dprobes.target.process_names import PROCESSES_MAX, ProcessNames, make_room
 from dprobes.target.readable_names import Demangler
@@ -81,7 +82,7 @@ class KernelNames:
             return None
         start, end = symbol.address, max(address + 1, min(end, self._end_of(symbol.module, symbol.address)))
         mapped = MappedCode(start, end, start, symbol.module or "vmlinux", "")
-        return LocatedCode(None, 0, mapped, LocatedFunction(start, end, symbol.name))
+        return LocatedCode(None, 0, mapped, LocatedFunction(start, end, copy_name(self._kernel, symbol)))
 
     def _end_of(self, module: str, function: int) -> int:
         """Return an upper bound for the end address of a function in a module; an empty ``module`` is the kernel."""

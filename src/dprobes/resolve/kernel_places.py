@@ -8,7 +8,6 @@ readable, only the kernel checks that a breakpoint is at the start of an instruc
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,9 +30,10 @@ from dprobes.resolve.probepoints import (
 from dprobes.rpn.instruction_encoding import encode
 from dprobes.rpn.rpn_program import Address, Expression, Glob, ModuleType, Offset, Sampler, Tracepoint
 from dprobes.target.code.machine_code import MAX_LENGTH, DecodedInstruction, decode
+from dprobes.target.kernel.kernel_copies import matching_copies
 from dprobes.target.kernel.kernel_files import module_name, running_build_id
 from dprobes.target.kernel.kernel_symbols import KALLSYMS, CarriedKernel, KernelPlace, NeededKallsyms
-from dprobes.target.kernel.running_kernel import KERNEL_NAMES, RunningKernel, has_same_arguments
+from dprobes.target.kernel.running_kernel import KERNEL_NAMES, RunningKernel, has_same_arguments, present_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -324,7 +324,7 @@ class _Resolver:
                 return addend
             case Offset(Expression(addend, str(name))) | Address(Expression(addend, str(name))):
                 symbol = self._kernel.symbol(name, self._module.name, is_code=True)
-                if symbol.name != name:
+                if symbol.name in present_names(name):
                     self._diagnostics.note(
                         definition.span("offset") or definition.span("address"),
                         f"'{name}' is called '{symbol.name}' in this kernel"
@@ -437,19 +437,16 @@ class _Resolver:
     def _enter_matches(self, number: int, definition: ProbeDefinition, pattern: str) -> None:
         span, path, base = definition.span("offset"), self._path, self._module.base
         taken = 0
-        matches = list(self._matches(pattern))
-        copies = Counter(symbol.name for symbol in matches)
-        for symbol in matches:
-            where = symbol.name if copies[symbol.name] == 1 else f"{symbol.name} at {symbol.address - base:#x}"
+        matches = list(matching_copies(self._kernel, pattern, self._module.name))
+        for copy in matches:
+            symbol, where = copy.symbol, copy.name
             place = symbol.address - base, definition.at_return
             reason = self._reason_against(symbol, place)
             if reason is not None:
                 taken += reason is TAKEN
                 self.left_out.append(LeftOutProbe(number, path, where, reason))
                 continue
-            probe = self._made(
-                number, definition, self._unknown(symbol.address), where, ProbeState.COMPILED, symbol.name
-            )
+            probe = self._made(number, definition, self._unknown(symbol.address), where, ProbeState.COMPILED, where)
             self._places[place] = probe
             taken += 1
         if not matches:
@@ -458,13 +455,6 @@ class _Resolver:
             self._diagnostics.error(
                 span, f"'{pattern}' matches no function of '{path}' that can carry a probe: {self.left_out[-1].reason}"
             )
-
-    def _matches(self, pattern: str) -> Iterator[KernelSymbol]:
-        seen: set[int] = set()
-        for symbol in self._kernel.symbols.matching(pattern, self._module.name):
-            if symbol.address not in seen:
-                seen.add(symbol.address)
-                yield symbol
 
     def _reason_against(self, symbol: KernelSymbol, place: tuple[int, bool]) -> str | None:
         if place in self._places:

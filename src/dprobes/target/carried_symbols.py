@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from dprobes.errors import TargetError
 from dprobes.target.elf.elf_file import module_identity
 from dprobes.target.elf.symbol_sources import ListedSymbols
-from dprobes.target.module_symbols import Symbol, SymbolTable
+from dprobes.target.module_symbols import Symbol, SymbolTable, split_file
 from dprobes.target.probed_module import OWN_SYMBOLS, Module
 
 if TYPE_CHECKING:
@@ -123,11 +123,23 @@ class CarriedSymbols:
 
 
 class _Listed(ListedSymbols):
-    """Symbols in a compiled program. A symbol without a type counts as code, as in a file's symbol table."""
+    """
+    Symbols in a compiled program. A symbol without a type counts as code, as in a file's symbol table.
+
+    A symbol called FILE:NAME has the source file of the static symbol NAME.
+    """
 
     def code(self) -> Iterator[tuple[int, int, int]]:
         kinds = ("func", "ifunc", "notype")
-        return ((s.address, s.size, i) for i, s in enumerate(self._symbols) if s.kind in kinds)
+        symbols = enumerate(self._symbols)
+        return ((s.address, s.size, i) for i, s in symbols if s.kind in kinds and split_file(s.name) is None)
+
+    def names(self) -> set[str]:
+        return {name for name in super().names() if split_file(name) is None}
+
+    def in_files(self, name: str) -> list[tuple[str, Symbol]]:
+        found = ((split_file(symbol.name), symbol) for symbol in self._symbols)
+        return [(parts[0], s._replace(name=name)) for parts, s in found if parts is not None and parts[1] == name]
 
 
 def _holds(elf: ElfFile, place: CarriedPlace) -> bool:
@@ -186,16 +198,27 @@ class NeededSymbols(SymbolTable):
         self._need(found)
         return found
 
+    def copy_name(self, symbol: Symbol) -> str:
+        """Return the name of a symbol among those of one name, and record their source files."""
+        found = super().copy_name(symbol)
+        if found != symbol.name:
+            self._need(each._replace(name=f"{file}:{each.name}") for file, each in self.in_files(symbol.name))
+        return found
+
     def need_matching(self, pattern: str) -> None:
         """Record all symbols whose names match a shell pattern, and the functions that overlap the starts of these."""
-        matches = self.matcher(pattern)
         functions = self._functions = self._functions or list(self.functions())
-        matching = [symbol for symbol in functions if matches(symbol.name)]
+        matching = self.matching(pattern, functions)
+        addresses = {symbol.address for symbol in matching}
         self._need(matching)
+        self._need_overlapping(functions, addresses)
+        if split_file(pattern) is not None:
+            self._need(symbol for symbol in functions if symbol.address in addresses)
+            return
+        matches = self.matcher(pattern)
         names = {name for source in self.sources for name in source.names() if matches(name)}
         for name in names.difference(symbol.name for symbol in functions):
             self._need(symbol for source in self.sources for symbol in source.find(name))
-        self._need_overlapping(functions, {symbol.address for symbol in matching})
 
     def _need_overlapping(self, functions: list[Symbol], addresses: set[int]) -> None:
         """Record the functions that begin before one of the addresses and extend beyond it."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from dprobes.target.code.machine_code import instruction_starts
-from dprobes.target.module_symbols import familiarity, is_cold_part
+from dprobes.target.module_symbols import familiarity, is_cold_part, split_file
 from dprobes.target.readable_names import Demangler
 
 if TYPE_CHECKING:
@@ -47,12 +48,15 @@ def matching_functions(module: Module, pattern: str) -> tuple[list[Function], li
     Return the functions whose names match a shell pattern, in order of addresses, and the other matches.
 
     Case is significant. A function is returned once, by its best known name. If a symbol's name is equal to the
-    pattern, such as ``main.gen[int]``, only that symbol matches.
+    pattern, such as ``main.gen[int]``, only that symbol matches. Static functions of several files with one name are
+    called FILE:NAME.
     """
     functions = list(module.symbols.functions())
-    matches = module.symbols.matcher(pattern)
-    matching = [symbol for symbol in functions if matches(symbol.name)]
-    left_out = [LeftOut(name, "it is not a function") for name in _others(module, functions, matches)]
+    matching = module.symbols.matching(pattern, functions)
+    left_out = []
+    if split_file(pattern) is None:
+        names = _others(module, functions, module.symbols.matcher(pattern))
+        left_out += [LeftOut(name, "it is not a function") for name in names]
     by_address: dict[int, list[Symbol]] = {}
     for symbol in matching:
         if symbol.kind == "ifunc":
@@ -62,6 +66,8 @@ def matching_functions(module: Module, pattern: str) -> tuple[list[Function], li
         else:
             by_address.setdefault(symbol.address, []).append(symbol)
     found = []
+    counted = Counter(name for symbols in by_address.values() for name in {symbol.name for symbol in symbols})
+    shared = {name for name, times in counted.items() if times > 1}
     boundaries = _Boundaries(module, functions)
     for address, symbols in sorted(by_address.items()):
         best, *others = sorted(symbols, key=familiarity)
@@ -72,7 +78,8 @@ def matching_functions(module: Module, pattern: str) -> tuple[list[Function], li
         else:
             reason = None if boundaries.is_certain(address) else "it starts inside an instruction of another function"
         if reason is None and offset is not None:
-            found.append(Function(best.name, address, max(symbol.size for symbol in symbols), offset))
+            name = module.symbols.copy_name(best) if best.name in shared else best.name
+            found.append(Function(name, address, max(symbol.size for symbol in symbols), offset))
             left_out += [LeftOut(s.name, "it is another name of a function that is taken") for s in others]
         else:
             left_out += [LeftOut(s.name, reason or "") for s in (best, *others)]
@@ -104,13 +111,14 @@ def written_names(module: Module, functions: Sequence[Function]) -> list[tuple[s
 
     found = []
     for function, name in zip(functions, readable, strict=True):
-        in_file = next((f for f, symbol in symbols.in_files(function.name) if symbol.address == function.address), "")
+        file, plain = split_file(function.name) or ("", function.name)
+        in_file = file or next((f for f, symbol in symbols.in_files(plain) if symbol.address == function.address), "")
         if name != function.name and places[name] == {function.address} and means(function.name, function):
             written = name
         elif means(function.name, function):
             written = function.name
-        elif in_file and means(f"{in_file}:{function.name}", function):
-            written = f"{in_file}:{function.name}"
+        elif in_file and means(f"{in_file}:{plain}", function):
+            written = f"{in_file}:{plain}"
         else:
             written = f"{function.offset:#x}"
         found.append((written, name))

@@ -32,6 +32,7 @@ __all__ = [
     "is_cold_part",
     "name_matcher",
     "only_clones",
+    "split_file",
 ]
 
 _SUFFIXES = r"(?:\.(?:constprop|part|isra|cold|lto_priv|localalias|llvm|clone)(?:\.\d+)?)+"
@@ -79,6 +80,12 @@ def only_clones(where: str, name: str, clones: list[str]) -> TargetError:
     )
 
 
+def split_file(pattern: str) -> tuple[str, str] | None:
+    """Return the source file and the name of a pattern FILE:NAME; None for other patterns."""
+    file, colon, name = pattern.rpartition(":")
+    return (file, name) if colon and file and name and not file.endswith(":") else None
+
+
 def name_matcher(pattern: str) -> Callable[[str], bool]:
     """
     Return a predicate for linker names that match a pattern. Case is significant.
@@ -103,6 +110,9 @@ def name_matcher(pattern: str) -> Callable[[str], bool]:
 
 
 _NEAR = 3  # names suggested for an unknown one
+
+_COPIES = 2
+"""Number of static functions with one name from which on each is named with its source file."""
 
 _FEW = 16
 """Number of addresses that are looked up as starts of functions before an index of all functions is made."""
@@ -295,6 +305,43 @@ class SymbolTable:
                 if symbol.is_code:
                     first.setdefault((symbol.name, symbol.address), symbol)
         yield from first.values()
+
+    def matching(self, pattern: str, functions: Iterable[Symbol] | None = None) -> list[Symbol]:
+        """
+        Return the functions that match a shell pattern, in the order of ``functions``, by default all functions.
+
+        A pattern FILE:NAME matches the static functions of source files; a function that it matches is called
+        FILE:NAME, with its own file. With ``*`` as FILE, other functions called NAME match, too.
+        """
+        functions = self.functions() if functions is None else functions
+        if (parts := split_file(pattern)) is None:
+            matches = self.matcher(pattern)
+            return [symbol for symbol in functions if matches(symbol.name)]
+        file, name = parts
+        named = compile_glob(name).match
+        in_file = compile_glob(f"*/{file}").match
+        files: dict[str, dict[int, str]] = {}
+        found = []
+        for symbol in functions:
+            if not named(symbol.name):
+                continue
+            if symbol.name not in files:
+                files[symbol.name] = {each.address: known for known, each in self.in_files(symbol.name)}
+            known = files[symbol.name].get(symbol.address) if symbol.binding == "local" else None
+            if known is not None and in_file(f"/{known}"):
+                found.append(symbol._replace(name=f"{known}:{symbol.name}"))
+            elif known is None and file == "*":
+                found.append(symbol)
+        return found
+
+    def copy_name(self, symbol: Symbol) -> str:
+        """Return the name of a symbol, as FILE:NAME if it is one of several static functions called NAME."""
+        if symbol.binding != "local" or not symbol.is_code:
+            return symbol.name
+        files = self.in_files(symbol.name)
+        if len(files) < _COPIES:
+            return symbol.name
+        return next((f"{file}:{symbol.name}" for file, each in files if each.address == symbol.address), symbol.name)
 
     def near(self, name: str) -> list[str]:
         """Return up to three known names that are similar to ``name``, the nearest first."""

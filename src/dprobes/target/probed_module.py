@@ -271,13 +271,13 @@ class Module:
         """
         Return the name of the function at a file offset and the distance in bytes from its start.
 
-        Return None without one.
+        One of several static functions with a name is called FILE:NAME. Return None without a function.
         """
         address = self.elf.link_address(file_offset)
         symbol = self.symbols.covering(address) if address is not None else None
         if address is None or symbol is None:
             return None
-        return symbol.name, address - symbol.address
+        return self.symbols.copy_name(symbol), address - symbol.address
 
     def names_at(self, file_offset: int) -> set[str]:
         """Return all names of the function that starts at a file offset."""

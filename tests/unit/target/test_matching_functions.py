@@ -97,3 +97,30 @@ def test_a_name_that_reads_as_a_pattern_is_meant_itself(tools: Toolbox) -> None:
     module = Module.load(tools.build("libbrackets.so", {"brackets.c": source}, "-shared", "-fPIC"))
     assert [f.name for f in matching_functions(module, "main.gen[int]")[0]] == ["main.gen[int]"]
     assert [f.name for f in matching_functions(module, "main.gen[hij]")[0]] == ["main.geni"]
+
+
+def test_static_functions_of_one_name_have_their_files(tools: Toolbox) -> None:
+    static = "static __attribute__((noipa)) int helper(int x) { return x + NUMBER; }\n"
+    sources = {
+        "one.c": static.replace("NUMBER", "1") + "int one(int x) { return helper(x); }",
+        "two.c": static.replace("NUMBER", "2") + "int two(int x) { return helper(x); }",
+        "alone.c": "static __attribute__((noipa)) int only(int x) { return x; }\nint three(int x) { return only(x); }",
+    }
+    module = Module.load(tools.build("libcopies.so", sources, "-shared", "-fPIC", "-O1"))
+
+    def found(pattern: str) -> set[str]:
+        functions, left_out = matching_functions(module, pattern)
+        assert left_out == []
+        return {function.name for function in functions}
+
+    assert found("*:helper") == found("helpe[r]") == {"one.c:helper", "two.c:helper"}
+    assert found("t*.c:helper") == {"two.c:helper"}
+    assert found("alone.c:*") == {"alone.c:only"}
+    assert found("*:only") == {"alone.c:only"}
+    assert found("onl*") == {"only"}
+    assert found("*:three") == {"three"}
+    assert found("alone.c:three") == set()
+    both = {module.symbol_at(function.offset) for function in matching_functions(module, "*:helper")[0]}
+    assert both == {("one.c:helper", 0), ("two.c:helper", 0)}
+    (only,) = matching_functions(module, "only")[0]
+    assert module.symbol_at(only.offset + 1) == ("only", 1)

@@ -138,8 +138,6 @@ def _own(entry: Entry, depth: int) -> Iterator[Entry]:
 
 
 _FUNCTION = re.compile(r'"?(?P<function>[^"+:*?\s]+)"?\s*(?:\+\s*\w+)?')
-_ORIGINS_MAX = 4
-_TEXT_SECTIONS = (".debug_line", ".debug_str", ".debug_line_str")
 
 
 class SourcePlace(NamedTuple):
@@ -199,30 +197,9 @@ def source_of_name(name: str, text: str, offset: int) -> SourcePlace | None:
 
 
 def _declared(entry: Entry) -> SourcePlace | None:
-    from dprobes.dwarf.dwarf_numbers import At
-    from dprobes.dwarf.line_table import LineProgram, LineSections
+    from dprobes.dwarf.declaration_places import declaration_of
 
-    for _ in range(_ORIGINS_MAX):
-        line, file = entry.number(At.DECL_LINE), entry.number(At.DECL_FILE)
-        if line and file is not None:
-            break
-        origin = entry.reference(At.ABSTRACT_ORIGIN) or entry.reference(At.SPECIFICATION)
-        if origin is None:
-            return None
-        entry = origin
-    else:
+    if (declared := declaration_of(entry)) is None:
         return None
-    root = entry.unit.root
-    offset = root.offset_in_section(At.STMT_LIST)
-    if offset is None:
-        return None
-    debug = entry.unit.file
-    sections = (debug.section(name) for name in _TEXT_SECTIONS)
-    lines, strings, line_strings = (bytes(each.data[each.start : each.end]) for each in sections)
-    files = LineProgram(
-        LineSections(lines, strings, line_strings, is_big_endian=debug.elf.byte_order == "big"), offset
-    ).files
-    if not 0 <= file < len(files):
-        return None
-    path = Path(root.text(At.COMP_DIR) or "/", files[file])
+    path, line = Path(declared[0]), declared[1]
     return SourcePlace(path, line) if path.is_file() else None

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from dprobes.errors import TargetError, reason_of
+from dprobes.rpn.rpn_program import Expression
 from dprobes.target.code.machine_code import MAX_LENGTH, decode
+from dprobes.target.kernel.kernel_copies import copies_of, source_of_copy
 from dprobes.target.kernel.kernel_files import module_name
 from dprobes.target.kernel.kprobe_ways import KprobeWay, KprobeWays
 from dprobes.target.kernel.running_kernel import KERNEL_NAMES, RunningKernel
@@ -16,7 +19,6 @@ from dprobes.target.kernel.tracepoints import KernelTracepoints, system_calls
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from dprobes.rpn.rpn_program import Expression
     from dprobes.target.code.machine_code import DecodedInstruction
     from dprobes.target.kernel.kernel_symbols import KernelSymbol
 
@@ -73,10 +75,17 @@ def describe_kernel_place(kernel: RunningKernel, module: str, expression: Expres
         raise TargetError(f"{address:#x} is not in the code of '{module or KERNEL_NAMES[0]}'")
     around = _instructions(kernel, function, address, base)
     yield f"function  {kernel.name_of(address)}"
+    if function.name in kernel.symbols.shared_names:
+        copies = copies_of(kernel, function.name, module)
+        copy = next(each for each in copies if each.symbol.address == function.address)
+        yield f"source    {source_of_copy(kernel, copy) or 'unknown'}"
     if kernel.is_loaded:
         yield f"address   {address:#x}"
     yield ""
     ways: Mapping[int, KprobeWay] = {}
+    written = expression.symbol
+    if written is not None and re.fullmatch(r"[\w.$]+", written, re.ASCII) is None:
+        expression = Expression(expression.addend, f'"{written}"')
     yield f"offset = {expression}          // {kernel.offset_text(address - base)}"
     if around is None:
         yield f"// the opcode is not known: {kernel.text.problem_at(function.address)}"

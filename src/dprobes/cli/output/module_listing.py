@@ -12,6 +12,7 @@ from dprobes.escapes import escaped
 from dprobes.globs import compile_glob, is_pattern
 from dprobes.target.code.machine_code import first_instructions, unprobeable
 from dprobes.target.matching_functions import matching_functions, written_names
+from dprobes.target.module_symbols import split_file
 from dprobes.target.process_maps import code_mappings, command_name
 from dprobes.target.usdt import matching_sites, near_probes, usdt_sites
 
@@ -34,6 +35,7 @@ __all__ = [
     "describe_lines",
     "describe_usdt",
     "described_site",
+    "filled_columns",
     "function_rows",
     "guard_of",
     "kernel_rows",
@@ -218,8 +220,16 @@ def guard_of(module: Module, offset: int) -> str | None:
 
 
 MODULE_HEADER = ("module", "usdt probes", "path")
-FUNCTION_HEADER = ("function", "size", "offset", "a hit at its start", "reads as")
-KERNEL_HEADER = ("function", "a hit at its start")
+FUNCTION_HEADER = ("function", "size", "offset", "a hit at its start", "reads as", "source")
+KERNEL_HEADER = ("function", "a hit at its start", "source")
+
+
+def filled_columns(
+    header: tuple[str, ...], rows: Sequence[tuple[str, ...]]
+) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return a table's header and rows without the columns that are empty in all rows."""
+    filled = [number for number in range(len(header)) if any(row[number] for row in rows)]
+    return tuple(header[n] for n in filled), [tuple(row[n] for n in filled) for row in rows]
 
 
 def module_rows(pid: int, pattern: str) -> list[tuple[str, ...]]:
@@ -259,20 +269,27 @@ def function_rows(module: Module, pattern: str) -> list[tuple[str, ...]]:
     Return the functions of a module whose names match a pattern; raise ``TargetError`` if there is none.
 
     The first column is the name in programs that denotes exactly that function. If that differs from the readable name,
-    the last column has the latter.
+    the column before the last has the latter. The last column has the source file and line of a static function that
+    several files have.
     """
     named = [] if is_pattern(pattern) else [symbol.name for _, symbol in module.symbols.readable(pattern)]
     found = [matching_functions(module, each) for each in named or [pattern]]
     functions = [function for functions, _ in found for function in functions]
-    if not functions and (of_file := {symbol.address for symbol in module.symbols.lookup(pattern)}):
-        same, _ = matching_functions(module, pattern.rpartition(":")[2])
-        functions = [function for function in same if function.address in of_file]
     if not functions:
         _refuse_pattern(module, pattern, [left for _, others in found for left in others])
+    from dprobes.dwarf.declaration_places import function_source
+
     instructions = list(first_instructions(module, [each.offset for each in functions]))
     names = written_names(module, functions)
     return [
-        (written, str(each.size or "?"), f"{each.offset:#x}", cost.text, "" if written.endswith(name) else name)
+        (
+            written,
+            str(each.size or "?"),
+            f"{each.offset:#x}",
+            cost.text,
+            "" if written.endswith(name) else name,
+            (function_source(module.elf, each.address) or "") if split_file(written) is not None else "",
+        )
         for (written, name), each, cost in zip(names, functions, costs_at(module, instructions), strict=True)
     ]
 
@@ -294,16 +311,23 @@ def required_usdt_rows(module: Module, provider: str, name: str) -> list[tuple[s
 
 
 def kernel_rows(kernel: RunningKernel, module: str, pattern: str) -> list[tuple[str, ...]]:
-    """Return the functions of the kernel or one of its modules that match a pattern; raise ``TargetError``."""
+    """
+    Return the functions of the kernel or one of its modules that match a pattern; raise ``TargetError`` without any.
+
+    The last column has, for a name of several functions, the source file, or else the global function before it.
+    """
+    from dprobes.target.kernel.kernel_copies import matching_copies, source_of_copy
+
     rows: list[tuple[str, ...]] = []
-    for symbol in kernel.symbols.matching(pattern, module):
+    for copy in matching_copies(kernel, pattern, module):
+        symbol = copy.symbol
         if kernel.is_blacklisted(symbol.address):
             cost = "none: the kernel excludes it (kprobe blacklist)"
         elif kernel.is_traceable(symbol.address):
             cost = "cheap: ftrace calls the handler"
         else:
             cost = "a kprobe"
-        rows.append((symbol.name, cost))
+        rows.append((copy.name, cost, source_of_copy(kernel, copy) if copy.name != symbol.name else ""))
     if not rows:
         if not is_pattern(pattern):
             kernel.symbol(pattern, module, is_code=True)  # raises an error with proposals

@@ -24,8 +24,8 @@ __all__ = ["not_there"]
 
 _BEFORE, _AFTER = 3, 6
 
-_LISTED_NAME = re.compile(r"(?P<name>[A-Za-z_].*[:\[].*?)(?: ?(?P<distance>[+-](?:0[xX][0-9a-fA-F]+|[0-9]+)))?")
-"""A name with a source file before it, or with brackets, in the form of 'list'."""
+_LISTED_NAME = re.compile(r"(?P<name>[A-Za-z_].*[:,\[].*?)(?: ?(?P<distance>[+-](?:0[xX][0-9a-fA-F]+|[0-9]+)))?")
+"""A name with a source file before it, with a number after it, or with brackets, in the form of 'list'."""
 
 
 @click.command("locate")
@@ -186,6 +186,7 @@ def _describe_place(module: Module, expression: Expression) -> list[str]:
     around = disassemble_around(module, offset, _BEFORE, _AFTER)
     lines = [
         f"function  {where}",
+        *_source(module, symbol[0] if symbol is not None else "", decoded.address),
         *_readable(symbol[0] if symbol is not None else ""),
         *_arguments(module, symbol[0] if symbol is not None else None),
         f"address   {decoded.address:#x}",
@@ -202,6 +203,15 @@ def _describe_place(module: Module, expression: Expression) -> list[str]:
     if not certain:
         lines.append("No function is known at this offset: it may be data. A probe here needs 'opcode ='.")
     return lines
+
+
+def _source(module: Module, function: str, address: int) -> Iterator[str]:
+    """Yield a line with the source file and line of a function called FILE:NAME, if known; nothing for others."""
+    from dprobes.dwarf.declaration_places import function_source
+    from dprobes.target.module_symbols import split_file
+
+    if split_file(function) is not None and (source := function_source(module.elf, address)) is not None:
+        yield f"source    {source}"
 
 
 def _readable(function: str) -> Iterator[str]:
@@ -274,7 +284,9 @@ def list_command(what: str | None, symbols: Path | None, pid: int | None) -> int
     process are listed.
 
     A name is printed in the form that probe programs accept in quotes. If several functions have the same readable
-    name, each is listed by its linker name, its source file or its offset. The second column is the cost of a hit at
+    name, each is listed by its linker name, its source file or its offset; of the kernel, by its source file or its
+    number among them, as in 'init_once,3'. A pattern FILE:NAME lists the static functions of source files: '*:helper'
+    lists all functions called helper. The second column is the cost of a hit at
     the start of the function. The USDT probes of the module follow the functions; 'MODULE:usdt:PROVIDER:NAME' lists
     only the USDT probes that match the patterns PROVIDER and NAME.
     """
@@ -316,15 +328,14 @@ def list_command(what: str | None, symbols: Path | None, pid: int | None) -> int
         probes = usdt_rows(module) if not pattern else []
         if pattern or not probes or any(True for _ in module.symbols.functions()):
             functions = module_listing.function_rows(module, pattern or "*")
-            are_read = any(row[-1] for row in functions)
-            header = module_listing.FUNCTION_HEADER if are_read else module_listing.FUNCTION_HEADER[:-1]
-            show(header, [row[: len(header)] for row in functions])
+            show(*module_listing.filled_columns(module_listing.FUNCTION_HEADER, functions))
         if probes:
             print_lines([""])
             show(USDT_HEADER, probes)
         return 0
     if (in_kernel := kernel_module(name)) is not None:
-        show(module_listing.KERNEL_HEADER, module_listing.kernel_rows(*in_kernel, pattern or "*"))
+        rows = module_listing.kernel_rows(*in_kernel, pattern or "*")
+        show(*module_listing.filled_columns(module_listing.KERNEL_HEADER, rows))
         return 0
 
     raise not_there(name, pid, what)

@@ -264,9 +264,10 @@ class BtfModule:
         Return the names that BTF has for a probe's code: parameters and return value of ``place``, variables and types.
 
         Only a function's name has parameters: at its first instruction or, ``at_return``, at its return. For another
-        place, and for None, there are only variables and types.
+        place, and for None, there are only variables and types. BTF describes functions of several files with one name,
+        ``FILE:NAME`` or ``NAME,NUMBER``, only if their parameters are the same.
         """
-        name = None if place is None else place.strip('"')
+        name = None if place is None else place.strip('"').rpartition(":")[2].partition(",")[0]
         function = name if name is not None and name.isidentifier() else None
         return BtfNames(self, function, at_return=at_return)
 

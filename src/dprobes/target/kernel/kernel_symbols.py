@@ -12,6 +12,7 @@ The list has some 200 000 lines, and parsing them takes a second. So names and a
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -107,6 +108,12 @@ class Kallsyms:
         for match in re.finditer(rb"^([0-9a-f]{1,16}) ([tTwW]) (\S+)%b$" % ending, self._data, re.MULTILINE):
             if matches(match[3].decode(errors="replace")):
                 yield _symbol(match)
+
+    @cached_property
+    def shared_names(self) -> frozenset[str]:
+        """The names that several symbols of code have, in the kernel or its modules."""
+        times = Counter(re.findall(rb"^[0-9a-f]{1,16} [tTwW] (\S+)", self._data, re.MULTILINE))
+        return frozenset(name.decode(errors="replace") for name, count in times.items() if count > 1)
 
     def _beginning(self, start: str) -> Iterator[re.Match[bytes]]:
         """Iterate over the lines of the symbols whose names begin with ``start``, in the order of the list."""

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from dprobes.arch.x86_processors import WATCHPOINTS
 from dprobes.cache_files import cache_directory, read_cached, write_cached
-from dprobes.diagnostics import first_of
 from dprobes.errors import TargetError, reason_of
 from dprobes.record.record_origin import boot_id
+from dprobes.target.kernel.kernel_copies import ambiguous_copies, copies_of, copy_name, written_copy
 from dprobes.target.kernel.kernel_symbols import KALLSYMS, Kallsyms
 from dprobes.target.module_symbols import clones_among, only_clones
 
@@ -318,7 +318,6 @@ KERNEL_NAMES = ("vmlinux", "bzImage", "vmlinuz", "kernel")
 KERNEL_BASE = "_text"
 """Symbol at the beginning of the kernel's image, from which offsets in the kernel count."""
 
-_LISTED = 16
 _BLACKLISTED = "the kernel allows no probe there: the code may be used by kprobes themselves (kprobe blacklist)"
 _PER_CPU_OFFSETS = "__per_cpu_offset"
 _PER_CPU_AREA = ("__per_cpu_start", "__per_cpu_end")
@@ -462,17 +461,17 @@ class RunningKernel:
         """
         Return the symbol with a name; raise ``TargetError`` if the module has none, or several.
 
+        ``name`` may be ``FILE:NAME`` or ``NAME,NUMBER``, as ``written_copy`` accepts it.
         With ``is_code``, symbols of code are preferred, and a former name finds the present one.
         """
         for each in (name, *present_names(name)) if is_code else (name,):
-            found = self.symbols.find(each, module)
-            if is_code:
-                found = [symbol for symbol in found if symbol.is_code] or found
-            addresses = sorted({symbol.address for symbol in found})
-            if len(addresses) > 1:
-                raise self._ambiguous(each, module, addresses)
-            if found:
-                return found[0]
+            copies = copies_of(self, each, module, is_code=is_code)
+            if len(copies) > 1:
+                raise ambiguous_copies(self, each, module, copies)
+            if copies:
+                return copies[0].symbol
+        if (copy := written_copy(self, name, module, is_code=is_code)) is not None:
+            return copy
         raise self._not_found(name, module)
 
     @property
@@ -502,12 +501,16 @@ class RunningKernel:
         return start, end
 
     def name_of(self, address: int) -> str:
-        """Return an address of code as "FUNCTION", "FUNCTION+0xDISTANCE", or without a symbol in hexadecimal."""
+        """
+        Return an address of code as "FUNCTION", "FUNCTION+0xDISTANCE", or without a symbol in hexadecimal.
+
+        One of several functions with a name is named as ``copy_name`` does.
+        """
         symbol = self.symbols.covering(address)
         if symbol is None:
             return f"{address:#x}"
-        distance = address - symbol.address
-        return f"{symbol.name}+{distance:#x}" if distance else symbol.name
+        name, distance = copy_name(self, symbol), address - symbol.address
+        return f"{name}+{distance:#x}" if distance else name
 
     @cached_property
     def blacklist(self) -> tuple[tuple[int, int, str], ...] | None:
@@ -649,25 +652,6 @@ class RunningKernel:
             except OSError:
                 continue
         return None
-
-    def _ambiguous(self, name: str, module: str, addresses: list[int]) -> TargetError:
-        base = self.base_of(module)
-        files = self.source_files(name, module)
-        places = first_of([self._place_among(address, base, files.get(address)) for address in addresses], _LISTED)
-        hint = f"write the intended one as a number, 'offset = {addresses[0] - base:#x}', or all as a pattern, "
-        hint += f"'offset = {name[:-1]}[{name[-1]}]'"
-        if not files:
-            hint += f"; which source file each is of is in no file here: debug information of {_shown(module)} has it"
-        return TargetError(
-            f"'{name}' is the name of {len(addresses)} places in {_shown(module)}, at offsets {places}", hint=hint
-        )
-
-    def _place_among(self, address: int, base: int, file: str | None) -> str:
-        """Return an offset from ``base`` as text, with the source file, if known, and the global function before it."""
-        known = self.symbols.global_before(address)
-        marks = [file] if file is not None else []
-        marks += [f"after '{known}'"] if known is not None else []
-        return f"{address - base:#x}" + (f" ({', '.join(marks)})" if marks else "")
 
     def source_files(self, name: str, module: str) -> Mapping[int, str]:
         """

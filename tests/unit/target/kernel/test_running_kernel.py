@@ -65,7 +65,7 @@ def test_a_name_of_several_places() -> None:
         "'helper' is the name of 2 places in the kernel, at offsets 0x40 (after '_text'), 0x180 (after 'kernel_clone')"
     )
     assert caught.value.hint == (
-        "write the intended one as a number, 'offset = 0x40', or all as a pattern, 'offset = helpe[r]'; which "
+        "write the intended one as 'offset = \"helper,1\"', or all as a pattern, 'offset = \"*:helper\"'; which "
         "source file each is of is in no file here: debug information of the kernel has it"
     )
 
@@ -89,7 +89,7 @@ def test_a_name_of_several_places_with_their_source_files(tmp_path: Path, monkey
         f"{second:#x} (two.c, after 'first')"
     )
     assert caught.value.hint == (
-        f"write the intended one as a number, 'offset = {first:#x}', or all as a pattern, 'offset = helpe[r]'"
+        "write the intended one as 'offset = \"one.c:helper\"', or all as a pattern, 'offset = \"*:helper\"'"
     )
 
 
