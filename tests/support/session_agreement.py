@@ -152,7 +152,8 @@ class Agreement:
         last = self._last
         scope, replaces = Scope(pid=self._puppet.pid), None if last is None else last.session
         job = job_of(program, scope, resolved=resolved, items=ITEMS, globals=self._globals, replaces=replaces)
-        session = self._engine.attach(self._engine.plan(job))
+        session = self._engine.session(self._engine.plan(job).job)
+        session.begin()
         if last is not None:
             self._global_values[: last.program.gvars] = last.world.context.global_variables
         world = World(self._target, program, self._puppet, self._global_values[: program.gvars])

@@ -7,7 +7,7 @@ syntax keyword dpcType _Bool __s16 __s32 __s64 __s8 __u16 __u32 __u64 __u8 bool 
 syntax keyword dpcVariable arg0 arg1 arg2 arg3 arg4 arg5 comm cpu curtask elapsed func line nsecs pc pid probe retval sp tid uid watched
 syntax match dpcStatement /\<\%(continue\|return\|switch\|break\|catch\|while\|case\|else\|goto\|for\|try\|do\|if\)\>:\@!\|\<default\>/
 syntax match dpcPoint /\<\%(tracepoint\|syscall\|inline\|module\|sample\|begin\|every\|watch\|kmod\|usdt\|when\|end\)\>[:(+]\@!/
-syntax match dpcAttribute /,\s*\zs\%(logonfault\|max_strlen\|passcount\|maxhits\|jmpmax\|opcode\|group\|major\|minor\|type\)\>\ze\s\+[\"0-9A-Za-z_]/
+syntax match dpcAttribute /,\s*\zs\%(logonfault\|max_strlen\|passcount\|maxhits\|persist\|replace\|jmpmax\|opcode\|group\|major\|minor\|patch\|idle\|type\)\>\ze\s\+[\"0-9A-Za-z_]/
 syntax match dpcFunction /\<\%(startswith\|debugger\|offsetof\|delete\|kstack\|printf\|remove\|sizeof\|ustack\|bswap\|clear\|count\|crash\|htonl\|htons\|lhist\|ntohl\|ntohs\|print\|stats\|core\|exit\|hist\|last\|ntop\|skip\|avg\|cat\|max\|mem\|min\|pmc\|reg\|str\|sum\|sym\)\>\ze\s*(/
 syntax match dpcTable /@\w*/
 syntax match dpcNumber /\<\%(0[xX]\x\+\|0[bB][01]\+\|\d\+\)\a*\>/

@@ -249,13 +249,17 @@ class ProgramBuilder:
         ex_mask: int | None = None,
         heap: int | None = None,
         at_return: bool | None = None,
+        patch: str | None = None,
+        persist: bool | None = None,
+        idle: int | None = None,
+        replace: bool | None = None,
     ) -> HandlerBuilder:
         """
         Begin a probe definition at ``offset``: a function, ``"function + 4"``, a file offset, or a pattern.
 
         With ``at_return`` the handler runs immediately after the function has returned (``return = yes``). ``minor`` is
-        in each record, and distinguishes the handlers of a program. The other arguments are the header statements of
-        the same name.
+        in each record, and distinguishes the handlers of a program. With ``patch``, ``"OBJECT:SYMBOL"``, the function
+        is replaced, and the definition has no handler. The other arguments are the header statements of the same name.
         """
         return self._definition(
             offset=offset,
@@ -268,6 +272,10 @@ class ProgramBuilder:
             logonfault=logonfault,
             ex_mask=ex_mask,
             heap=heap,
+            patch=None if patch is None else _quoted(patch, "a patch"),
+            persist=persist,
+            idle=idle,
+            replace=replace,
             **{"return": at_return},
         )
 

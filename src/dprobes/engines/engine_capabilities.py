@@ -57,6 +57,7 @@ class Capability(Enum):
     USER_STACK = "the call stack of the program"
     HAND_OVER = "handing the process to a debugger"
     CORE_DUMP = "writing a core dump"
+    LIVE_PATCH = "replacing functions of programs"
     EXTENSION = "extensions called by callk"
     INTERPRETED_EXTENSION = "extensions that have no form for eBPF"
 
@@ -126,6 +127,8 @@ def requirements(program: Program, architecture: Architecture) -> Iterator[Requi
             yield Requirement(needed, "sampler =", definition.span("sampler"))
         if isinstance(definition.location, Glob):
             yield Requirement(Capability.GLOB, f"offset = {definition.location.pattern}", definition.span("offset"))
+        if definition.patch is not None:
+            yield Requirement(Capability.LIVE_PATCH, f'patch = "{definition.patch}"', definition.span("patch"))
         if definition.at_return and not isinstance(definition.location, Tracepoint):
             yield Requirement(Capability.RETURN, "return = yes", definition.span("return"))
     for code in program.bodies():

@@ -242,7 +242,8 @@ _PTRACE = EngineRow(
     factory="dprobes.engines.ptrace.ptrace_engine:engine_for",
     scopes=frozenset({ScopeKind.TREE}),
     capabilities=_INTERPRETED
-    | {Capability.FLOATING_POINT, Capability.CPUID, Capability.COUNTER, Capability.PAGE_WATCHPOINT},
+    | {Capability.FLOATING_POINT, Capability.CPUID, Capability.COUNTER, Capability.PAGE_WATCHPOINT}
+    | {Capability.LIVE_PATCH},
     how_to_ask="use --engine ptrace with -c COMMAND or -p PID",
     is_tracer=True,
     waits_for_modules=True,
@@ -302,7 +303,7 @@ _INLINE = EngineRow(
     name="inline",
     factory="dprobes.engines.inline.inline_engine:engine_for",
     scopes=frozenset({ScopeKind.TREE}),
-    capabilities=_PTRACE.capabilities,
+    capabilities=_PTRACE.capabilities - {Capability.LIVE_PATCH},
     how_to_ask="use --engine inline with -c COMMAND or -p PID",
     shares_variables=True,
     is_tracer=True,

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from dprobes.ppdf.ppdf_model import Ppdf
     from dprobes.resolve.local_module import ResolvedProgram
     from dprobes.resolve.probepoints import Probepoint
-    from dprobes.rpn.rpn_program import Program
+    from dprobes.rpn.rpn_program import ProbeDefinition, Program
     from dprobes.runs.run_steps import Resolution, RunPlan, Vantage
     from dprobes.target.elf.elf_file import ElfFile
     from dprobes.target.kernel.kernel_symbols import CarriedKernel
@@ -236,11 +236,20 @@ def _check_replaceable(replaced: InsertedProgram, engine: str, scope: Scope) -> 
 
 
 def _with_absolute_name(program: Program, directory: str) -> Program:
-    """Return a program in which a relative path of the module is resolved in ``directory``, the client's."""
+    """Return a program in which relative paths of module and patches are resolved in ``directory``, the client's."""
+    if any(definition.patch is not None for definition in program.definitions):
+        definitions = tuple(_with_absolute_patch(each, directory) for each in program.definitions)
+        program = replace(program, definitions=definitions)
     name = program.name
     if "/" not in name or name.startswith("/"):
         return program
     return replace(program, name=os.path.normpath(os.path.join(directory, name)))  # noqa: PTH118 - text
+
+
+def _with_absolute_patch(definition: ProbeDefinition, directory: str) -> ProbeDefinition:
+    if definition.patch is None:
+        return definition
+    return replace(definition, patch=os.path.normpath(os.path.join(directory, definition.patch)))  # noqa: PTH118 - text
 
 
 def _places(inserted: InsertedProgram) -> Iterator[Probepoint]:

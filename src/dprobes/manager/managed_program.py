@@ -163,6 +163,8 @@ def _describe_probe(major: int, probe: Probepoint, state: tuple[ProbeState, str]
     definition = probe.definition
     own: dict[str, Any]
     match probe.kind:
+        case ProbeKind.BREAKPOINT if definition.patch is not None:
+            own = {"kind": "patch", "patch": definition.patch, "offset": probe.offset}
         case ProbeKind.BREAKPOINT | ProbeKind.RETURN:
             own = {
                 "kind": "breakpoint",

@@ -203,6 +203,7 @@ class ManagedProbepoint:
     maxhits: int
     at_return: bool = field(metadata=wire("return"))
     kind: str
+    patch: str | None = field(default=None, metadata=LEFT_OUT)
     offset: int | None = field(default=None, metadata=LEFT_OUT)
     placed: int | None = field(default=None, metadata=LEFT_OUT)
     opcode: int | None = field(default=None, metadata=LEFT_OUT)

@@ -13,7 +13,7 @@ from dprobes.ppdf.ppdf_sections import MAJOR, MINOR, NEWER_HINT, NO_TEXT, Reader
 from dprobes.ppdf.program_definitions import Spans, read_program, read_sources, write_program
 from dprobes.rpn import instruction_set
 from dprobes.rpn.instruction_encoding import encode as encode_code
-from dprobes.rpn.program_needs import writing_instructions
+from dprobes.rpn.program_needs import patched_definitions, writing_instructions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -164,6 +164,8 @@ def _decode(data: bytes, *, is_companion: bool) -> Ppdf:
     program = read_program(_reader(sections, "PROG", strings), spans, images)
     if not flags & NEEDS_WRITE and (writing := writing_instructions(program)):
         info.fail(f"'{writing[0]}' is in the program, but the flag {NEEDS_WRITE:#x} is not set", flags_at)
+    if not flags & NEEDS_WRITE and patched_definitions(program):
+        info.fail(f"'patch =' is in the program, but the flag {NEEDS_WRITE:#x} is not set", flags_at)
     definitions = len(program.definitions)
     companions: tuple[Ppdf, ...] = ()
     blocks = None

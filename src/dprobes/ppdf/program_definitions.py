@@ -44,6 +44,7 @@ from dprobes.rpn.rpn_program import (
     Sampler,
     Tracepoint,
     Usdt,
+    split_patch,
 )
 from dprobes.source_text import Expansion, SourceFile, Span
 
@@ -339,7 +340,7 @@ class _Writer:
                 out.strings(value)
             case ValueKind.MODTYPE | ValueKind.ACCESS:
                 out.string(value.value)
-            case ValueKind.MODULE | ValueKind.NAME:
+            case ValueKind.MODULE | ValueKind.NAME | ValueKind.PATCH:
                 out.string(value)
             case ValueKind.TABLE:
                 write_tables(out, value, self._spans)
@@ -479,6 +480,11 @@ class _Reader:
                     reader.fail(f"expected {keyword.kind.value} for {what}, found '{text}'", at)
             case ValueKind.MODULE | ValueKind.NAME:
                 return reader.string(what)
+            case ValueKind.PATCH:
+                text = reader.string(what)
+                if split_patch(text) is None:
+                    reader.fail(f"expected {keyword.kind.value} for {what}, found '{text[:40]}'", at)
+                return text
             case ValueKind.TABLE:
                 return read_tables(reader, self._all_spans)
 

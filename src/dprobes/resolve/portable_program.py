@@ -17,7 +17,7 @@ from dprobes.ppdf.ppdf_model import Ppdf
 from dprobes.resolve.local_module import check_with_extensions, open_named_module, resolve
 from dprobes.resolve.probepoints import Space, space_of
 from dprobes.rpn.program_checker import check
-from dprobes.rpn.program_needs import writing_instructions
+from dprobes.rpn.program_needs import patched_definitions, writing_instructions
 from dprobes.rpn.rpn_program import Glob, ModuleType, calls_extensions
 from dprobes.target.carried_symbols import CarriedBuild, CarriedPlace, NeededSymbols
 from dprobes.target.elf.elf_file import ElfFile, module_identity
@@ -187,7 +187,7 @@ def _is_right(program: Program, machine: str) -> bool:
 
 def needs_write(program: Program) -> bool:
     """Return whether a program needs ``--allow-write``: it changes memory or registers of its target, or stops it."""
-    if writing_instructions(program):
+    if writing_instructions(program) or patched_definitions(program):
         return True
     if not calls_extensions(program):
         return False

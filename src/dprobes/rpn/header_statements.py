@@ -41,6 +41,7 @@ from dprobes.rpn.rpn_program import (
     Sampler,
     Tracepoint,
     Usdt,
+    split_patch,
 )
 
 if TYPE_CHECKING:
@@ -276,6 +277,8 @@ def parse_value(keyword: Keyword, tokens: Sequence[WordToken]) -> HeaderValue:
             return _header_word(keyword, tokens, {"4": 4, "8": 8})
         case ValueKind.TABLE:
             return (parse_table(tokens),)
+        case ValueKind.PATCH:
+            return _patch(keyword, tokens)
 
 
 def _expression(tokens: Sequence[WordToken]) -> Expression:
@@ -316,6 +319,18 @@ def _module_name(tokens: Sequence[WordToken]) -> str:
     if len(tokens) == 1 and re.fullmatch(r"[A-Za-z0-9_]+", text):
         return text
     raise StatementError(f"the name '{text}' must be in double quotes", tokens, f'write name = "{text}"')
+
+
+def _patch(keyword: Keyword, tokens: Sequence[WordToken]) -> str:
+    if len(tokens) != 1 or tokens[0].kind is not TokenKind.STRING:
+        text = _adjacent(tokens)
+        raise StatementError(f"the patch '{text[:40]}' must be in double quotes", tokens, f'write patch = "{text}"')
+    text = unquote(tokens[0])
+    if (size := len(text.encode(errors="replace"))) > _NAME_MAX:
+        raise StatementError(f"the patch has {size} bytes, more than {_NAME_MAX}", tokens)
+    if split_patch(text) is None:
+        raise StatementError(f"'{keyword.name} =' needs {keyword.kind.value}, found '{text[:40]}'", tokens)
+    return text
 
 
 def _adjacent(tokens: Sequence[WordToken]) -> str:

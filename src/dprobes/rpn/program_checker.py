@@ -17,7 +17,14 @@ from dprobes.rpn import control_flow
 from dprobes.rpn.instruction_set import ITEM_PREFIX_SIZE, LOG_WIDTHS, ExceptionCode, Flow, Group, OperandKind
 from dprobes.rpn.keyed_tables import KEY_SIZE_MAX, MEMORY_MAX, KeyKind
 from dprobes.rpn.performance_counters import counter_named
-from dprobes.rpn.program_needs import ENTRY, entry_instructions, skipping_instruction, stops_target, usdt_arguments
+from dprobes.rpn.program_needs import (
+    ENTRY,
+    entry_instructions,
+    patched_definitions,
+    skipping_instruction,
+    stops_target,
+    usdt_arguments,
+)
 from dprobes.rpn.rpn_program import Address, Expression, Glob, ModuleType, Offset, Sampler, Tracepoint, Usdt
 
 if TYPE_CHECKING:
@@ -60,7 +67,9 @@ def check_flow(program: Program, architecture: Architecture, diagnostics: Diagno
             pushed = f"at most {underflow.depth} {'were' if underflow.depth > 1 else 'was'}"
             pushed = pushed if underflow.depth else "none was"
             diagnostics.warning(instruction.span, f"'{instruction}' needs {needed}, but {pushed} pushed")
-        if not code.instructions:
+        if definition.patch is not None:
+            pass
+        elif not code.instructions:
             diagnostics.note(definition.span("offset"), "the handler is empty: a hit gives a record without data")
         elif control_flow.runs_off_end(code):
             span = code.instructions[-1].span
@@ -322,7 +331,43 @@ class _HeaderChecks:
                 hint = "write 'push tp, FIELD': a system call has its arguments at its end as well"
                 self._diagnostics.error(instruction.span, _NO_REGISTERS, hint=hint)
 
+    def check_patch(self, architecture: Architecture, *, allow_write: bool) -> None:
+        program, definition = self._program, self._definition
+        if definition.patch is None:
+            for keyword, value in (
+                ("persist", definition.persists), ("idle", definition.idle), ("replace", definition.is_replacing),
+            ):  # fmt: skip
+                if value:
+                    self._wrong(keyword, f"'{keyword} =' needs 'patch ='")
+            if patched_definitions(program):
+                self._wrong("offset", "a program with 'patch =' has patches only", _OWN_PROGRAM)
+            return
+        if program.modtype is not ModuleType.USER:
+            self._wrong("patch", "'patch =' replaces a function of a program or library, not of the kernel")
+        elif architecture.name != "x86_64":
+            self._wrong("patch", f"'patch =' replaces functions of x86_64 programs, not of {architecture.name} ones")
+        if not isinstance(definition.location, Offset) or not _is_function(definition.location):
+            self._wrong("patch", "'patch =' needs the 'offset =' of a function, without a distance")
+        for keyword, value in (
+            ("return", definition.at_return), ("passcount", definition.passcount), ("maxhits", definition.maxhits),
+            ("heap", definition.heap is not None), ("opcode", definition.opcode is not None),
+        ):  # fmt: skip
+            if value:
+                self._wrong(keyword, f"'{keyword} =' is for hits, and a patch has none")
+        handler = definition.handler.instructions
+        if any(each.row.syntax not in ("exit", "abort") for each in handler):
+            message = "a patch has no handler: the process calls the function of the object directly"
+            self._diagnostics.error(handler[0].span or definition.span("patch"), message, hint=_OWN_PROGRAM)
+        if not allow_write:
+            self._wrong("patch", "'patch =' changes the code of the target", "allow it with --allow-write")
 
+
+def _is_function(location: Offset) -> bool:
+    """Return whether an offset is a symbol alone."""
+    return location.expression.symbol is not None and not location.expression.addend
+
+
+_OWN_PROGRAM = "to probe the function as well, insert a program of its own for that"
 _NO_ADDRESS = "a watchpoint needs 'address =', not 'offset ='"
 _NAME_OF_SAMPLERS = 'the name "*" is for sampler probes only'
 _NO_REGISTERS = "a tracepoint has no registers of its own"
@@ -360,6 +405,7 @@ def check(program: Program, architecture: Architecture, diagnostics: Diagnostics
         header.check_selection()
         header.check_skip()
         header.check_entry(title)
+        header.check_patch(architecture, allow_write=allow_write)
     blocks: list[tuple[str, Code]] = [
         *((title, definition.handler) for definition, title in zip(program.definitions, titles, strict=True)),
         *((f"procedure '{p.name}'", p.code) for p in program.procedures),

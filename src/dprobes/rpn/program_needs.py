@@ -32,6 +32,7 @@ __all__ = [
     "executed_instructions",
     "makes_records",
     "needs_target",
+    "patched_definitions",
     "record_majors",
     "sets_codes",
     "shared_tables",
@@ -94,6 +95,11 @@ def writing_instructions(program: Program) -> tuple[Instruction, ...]:
         for instruction in code.instructions
         if instruction.row.writes or stops_target(instruction, program.modtype)
     )
+
+
+def patched_definitions(program: Program) -> tuple[ProbeDefinition, ...]:
+    """Return the definitions whose functions are replaced (``patch =``)."""
+    return tuple(definition for definition in program.definitions if definition.patch is not None)
 
 
 def counters_read(program: Program) -> tuple[str, ...]:

@@ -67,6 +67,7 @@ class ValueKind(Enum):
     SAMPLING = "a number of samples a second, such as 100hz, or of events of a counter, such as 1000 page-faults"
     WORD_SIZE = "4 or 8"
     TABLE = "NAME, KIND, KEY, ... [, room = N] [, unit = UNIT]"
+    PATCH = "an object and a function in it, OBJECT:SYMBOL, in double quotes"
 
 
 class Keyword(NamedTuple):
@@ -147,6 +148,14 @@ KEYWORDS: tuple[Keyword, ...] = (
     Keyword("return", _P, ValueKind.BOOLEAN, "Run the handler just after the function or system call at offset "
             "has returned.",
             default=False, since=OURS, field="at_return"),
+    Keyword("patch", _P, ValueKind.PATCH, "Replace the function at offset by the function SYMBOL of the shared object "
+            "OBJECT; the probepoint has no handler.", None, since=OURS),
+    Keyword("persist", _P, ValueKind.BOOLEAN, "Leave the patch in the process at the end of the run.",
+            default=False, since=OURS, field="persists"),
+    Keyword("idle", _P, ValueKind.NUMBER, "Number of seconds to wait until no thread has a frame in the function to be "
+            "patched; without it, the patch is inserted at once.", None, 1, 3600, since=OURS),
+    Keyword("replace", _P, ValueKind.BOOLEAN, "Let the patch call the original function, although the function is "
+            "patched already.", default=False, since=OURS, field="is_replacing"),
 )  # fmt: skip
 
 KEYWORD_ALIASES = {
@@ -201,8 +210,8 @@ def _header(section: Program | ProbeDefinition, header: Header) -> Iterator[str]
                 yield f"{keyword.name} = {_text(value)}"
         elif keyword.is_repeated:
             yield from (f"{keyword.name} = {each}" for each in value)
-        elif keyword.name == "name":
-            yield f"name = {quoted(value)}"
+        elif keyword.name == "name" or (keyword.kind is ValueKind.PATCH and value is not None):
+            yield f"{keyword.name} = {quoted(value)}"
         elif value not in ((), None, keyword.default) and getattr(value, "value", value) != keyword.default:
             yield f"{keyword.name} = {_text(value)}"
 

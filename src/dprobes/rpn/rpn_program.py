@@ -47,6 +47,7 @@ __all__ = [
     "quoted",
     "select",
     "select_all",
+    "split_patch",
     "without_opcodes",
 ]
 
@@ -232,6 +233,11 @@ class ProbeDefinition:
     ``maxhits`` 0 means no limit. ``logonfault`` and ``heap`` (bytes) are None if the file header decides. ``opcode`` is
     the expected first byte of the probed instruction, None if any is accepted. ``spans`` maps a keyword to the span of
     its statement.
+
+    With ``patch``, ``OBJECT:SYMBOL``, the definition has no handler: this function of a shared object replaces the one
+    at the location, until the end of the run unless it ``persists``. ``idle`` is the number of seconds to wait until no
+    thread has a frame in the function; None: it is replaced at once. With ``is_replacing`` the object calls the
+    original of a function that is patched already.
     """
 
     location: Location
@@ -247,6 +253,10 @@ class ProbeDefinition:
     exception_mask: int = DEFAULT_EXCEPTION_MASK
     heap: int | None = None
     at_return: bool = False
+    patch: str | None = None
+    persists: bool = False
+    idle: int | None = None
+    is_replacing: bool = False
     spans: Mapping[str, Span] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -328,6 +338,12 @@ class Program:
     def heap_size(self, definition: ProbeDefinition) -> int:
         """Return the size in bytes of the heap for one hit."""
         return self.heapmax if definition.heap is None else definition.heap
+
+
+def split_patch(text: str) -> tuple[str, str] | None:
+    """Return the object and the symbol of a patch, ``OBJECT:SYMBOL``; None if the text has another form."""
+    path, colon, symbol = text.rpartition(":")
+    return (path, symbol) if path and colon and symbol and "=" not in symbol else None
 
 
 def quoted(text: str) -> str:

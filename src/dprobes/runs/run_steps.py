@@ -22,6 +22,7 @@ from dprobes.errors import DprobesError, EngineError
 from dprobes.formatters.templates.derived_templates import derived_templates
 from dprobes.record.record_origin import RecordSource
 from dprobes.resolve.local_module import resolve_here
+from dprobes.rpn.program_needs import patched_definitions
 from dprobes.rpn.rpn_program import joined_program
 
 if TYPE_CHECKING:
@@ -349,6 +350,10 @@ def plan(resolution: Resolution) -> RunPlan:
 
     Raise ``DprobesError`` if no engine can insert the programs.
     """
+    if len({bool(patched_definitions(each.program)) for each in resolution.compiled}) > 1:
+        raise EngineError(
+            "a program has either patches or probes", hint="write the patches into a program of their own"
+        )
     members = _plans(resolution)
     reasons = {
         each.engine.name: member.selection.reason for each, member in zip(members, resolution.members, strict=True)

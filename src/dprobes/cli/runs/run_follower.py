@@ -27,6 +27,7 @@ from dprobes.engines.engine_interface import (
 from dprobes.escapes import escaped
 from dprobes.resolve.probepoints import ProbeState
 from dprobes.rpn.keyed_tables import FAULTS
+from dprobes.rpn.program_needs import patched_definitions
 from dprobes.target.module_lookup import advice_on_name
 
 if TYPE_CHECKING:
@@ -373,12 +374,16 @@ class Run:
         if self._announces and self._has_begun and self._active and not self._asked_to_stop:
             self._announces = False
             are = "s are" if self._active > 1 else " is"
-            console.note(f"{self._active} probepoint{are} active; Ctrl-C ends the run")
+            is_patched = bool(patched_definitions(self._program))
+            what, state = ("function", "patched") if is_patched else ("probepoint", "active")
+            console.note(f"{self._active} {what}{are} {state}; Ctrl-C ends the run")
 
     def conclude(self, finished: Finished | None) -> int:
         """Print the summary and reasons for missing hits, and return the exit status; 1 if ``finished`` is None."""
         if finished is None:
             return 1
+        if patched_definitions(self._program):  # they have no hits
+            return self._status(finished)
         self._summarize(finished)
         if finished.cut_short:
             console.error("the run was cut short: the summary may be incomplete")

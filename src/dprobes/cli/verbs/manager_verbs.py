@@ -163,6 +163,8 @@ def counts_table(program: ManagedProgram, title: str) -> None:
 
 def _place(probe: ManagedProbepoint, *, with_path: bool) -> str:
     place = f"{probe.where} (return)" if probe.at_return else probe.where
+    if probe.patch is not None:
+        place += f", replaced by {probe.patch}"
     return f"{place} in {probe.path}" if with_path else place
 
 

@@ -21,7 +21,7 @@ from dprobes.errors import TargetError, reason_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dprobes.engines.ptrace.patching.live_patches import Inserted, PlannedPatch
+    from dprobes.engines.ptrace.patching.live_patches import PlannedPatch
     from dprobes.engines.ptrace.patching.patch_records import PatchRecord
 
 __all__ = ["patch_command"]
@@ -92,7 +92,7 @@ def patch_command(
         return _remove(pid, patch)
     if patch is None or (found := _PATCH.fullmatch(patch)) is None:
         raise click.UsageError("expected OBJECT:SYMBOL[=FUNCTION], such as ./fix.so:parse=parse_header")
-    from dprobes.engines.ptrace.patching.live_patches import insert_patch, plan_patch, remove_patch
+    from dprobes.engines.ptrace.patching.live_patches import description_of, insert_patch, plan_patch, remove_patch
 
     with Progress("reading the program's symbols"):
         planned = plan_patch(pid, Path(found["path"]), found["symbol"], found["function"], build_id, replaces=replaces)
@@ -101,7 +101,7 @@ def patch_command(
     with _handle_of(pid) as process:
         inserted = insert_patch(planned, idle=idle, pause=_pause)
         try:
-            _describe(planned, inserted)
+            print_line(description_of(planned, inserted))
             if persist:
                 return 0
             console.write("Ctrl-C restores the function")
@@ -137,28 +137,15 @@ def _pause(seconds: float) -> None:
 
 
 def _warn(planned: PlannedPatch, build_id: str | None) -> None:
+    from dprobes.engines.ptrace.patching.live_patches import inlined_text
+
     if build_id is None and planned.object.wanted_build_id is None:
         console.note(
             f"'{planned.object.path}' names no build-id, so '{planned.module.name}' may be another build",
             hint=f"--build-id {planned.module.elf.build_id}" if planned.module.elf.build_id else None,
         )
-    if planned.inlined:
-        places = ", ".join(planned.inlined[:4]) + (", ..." if len(planned.inlined) > 4 else "")
-        count = len(planned.inlined)
-        console.warning(
-            f"{count} inlined cop{'ies' if count > 1 else 'y'} of '{planned.name}' {'are' if count > 1 else 'is'} not "
-            f"patched: {places}"
-        )
-
-
-def _describe(planned: PlannedPatch, inserted: Inserted) -> None:
-    record = inserted.record
-    count = f"{inserted.threads} thread{'s' * (inserted.threads != 1)}"
-    stops = f", at stop {inserted.stops}" if inserted.stops > 1 else ""
-    print_line(
-        f"patched '{planned.name}' of '{planned.module.name}' in process {planned.pid}: {count} stopped for "
-        f"{inserted.seconds * 1000:.1f} ms{stops}; {record.size >> 10} KiB at {record.base:#x}"
-    )
+    if (text := inlined_text(planned)) is not None:
+        console.warning(text)
 
 
 def _await_end(process: int) -> bool:
@@ -177,13 +164,10 @@ def _await_end(process: int) -> bool:
 
 
 def _restore(pid: int, record: PatchRecord) -> bool:
-    from dprobes.engines.ptrace.patching.live_patches import remove_patch
+    from dprobes.engines.ptrace.patching.live_patches import remove_patch, restored_text
 
     if remove_patch(pid, record):
-        print_line(
-            f"restored '{record.function}' in process {pid}; {record.size >> 10} KiB of the patch stay mapped, as "
-            "threads may be in it"
-        )
+        print_line(restored_text(pid, record))
         return True
     console.warning(f"'{record.function}' in process {pid} no longer has the jump of the patch: nothing was restored")
     return False

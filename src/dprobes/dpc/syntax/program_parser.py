@@ -5,7 +5,8 @@ Parser of programs: the ``module`` statement, declarations, functions, and probe
 
     program   = { module ";" | declaration | function | probe | tool }
     module    = "module" PLACE { "," NAME [ NUMBER | STRING ] }
-    probe     = [ "[" attribute { "," attribute } "]" ] point { "," point } [ "when" "(" expression ")" ] block
+    probe     = [ "[" attribute { "," attribute } "]" ] point { "," point } ( [ condition ] block | ";" )
+    condition = "when" "(" expression ")"
     attribute = NAME [ NUMBER | STRING ]
     point     = [ "return" ] ( place | "syscall" NAME | "kmod" NAME ":" NAME )
               | "inline" place | "usdt" place | "tracepoint" PLACE
@@ -32,6 +33,7 @@ from dprobes.dpc.tracer_words import condition_of, place_hint, prefix_hint
 from dprobes.rpn.keyed_tables import STRING_SIZE_MAX
 from dprobes.rpn.performance_counters import period_problem, unknown_counter_hint
 from dprobes.rpn.program_text import Header, ValueKind, keywords_of
+from dprobes.rpn.rpn_program import quoted, split_patch
 
 if TYPE_CHECKING:
     from dprobes.diagnostics import Diagnostics
@@ -70,7 +72,9 @@ _HEADER_WORDS = frozenset(("name", "modtype", "major", "minor", "offset", "addre
 _STATEMENTS = ("printf", "print", "clear", "delete", "remove", "skip", "debugger", "core", "crash", "exit")
 """Calls that are allowed in blocks only."""
 MODULE_ATTRIBUTES = ("major", "jmpmax", _STRING_LIMIT)
-PROBE_ATTRIBUTES = ("maxhits", "passcount", "minor", "opcode", "group", "type", "logonfault")
+PROBE_ATTRIBUTES = (
+    "maxhits", "passcount", "minor", "opcode", "group", "type", "logonfault", "patch", "persist", "idle", "replace",
+)  # fmt: skip
 """The attributes of a ``module`` statement, and of a probe."""
 
 _HEADERS = {MODULE_ATTRIBUTES: Header.FILE, PROBE_ATTRIBUTES: Header.POINT}
@@ -83,6 +87,7 @@ _CALLED = {
 """Names of the kinds of kernel points in messages."""
 
 _USDT = "a statically defined probe of a module"
+_NO_BLOCK = 'write [patch "./fix.so:parse"] MODULE:FUNCTION;'
 _TIME = "write every 1s"
 """Hint for a block whose time between two executions is missing or has no unit."""
 
@@ -295,6 +300,10 @@ class _ProgramParser:
                 if value is not None:
                     raise cursor.wrong(f"'{name.text}' has no value", span, f"write '{name.text}'")
                 return syntax_tree.Attribute(name.text, "yes", span)
+            case ValueKind.PATCH:
+                if not isinstance(value, str) or split_patch(value) is None:
+                    raise cursor.wrong(f"'{name.text}' needs {row.kind.value}", span, 'write patch "./fix.so:parse"')
+                return syntax_tree.Attribute(name.text, quoted(value), span)
             case ValueKind.NAME | ValueKind.NAMES:
                 return syntax_tree.Attribute(name.text, self._names(name.text, row, value, span), span)
         if not isinstance(value, int):
@@ -373,6 +382,13 @@ class _ProgramParser:
                 message = "expected a place to probe, found the end of the program"
                 raise cursor.wrong(message, cursor.span_from(first), "write attributes before the place")
         points = cursor.listed(self._point)
+        is_patch = any(each.name == "patch" for each in attributes)
+        if is_patch and cursor.accept(";"):
+            span = cursor.span_from(first)
+            body = syntax_tree.Block((), span)
+            return syntax_tree.Probe(tuple(points), tuple(attributes), None, body, span, order=first.start)
+        if is_patch and cursor.sees("when"):
+            raise cursor.wrong("a patch has no condition: the patch itself can call the original", hint=_NO_BLOCK)
         condition = None
         if cursor.accept("when"):
             condition = self._statements.condition("when")

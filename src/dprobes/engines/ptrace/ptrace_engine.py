@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dprobes.engines.command_launcher import LOOK, Debuggers
@@ -31,7 +31,7 @@ from dprobes.engines.ptrace.shared_counters import SharedCounters
 from dprobes.engines.ptrace.tracer_messages import ChangeRequest, Done, Ended, Remove, Start
 from dprobes.errors import EngineError, InternalError
 from dprobes.platform.linux.procfs import living_thread, process_field
-from dprobes.rpn.program_needs import counters_read
+from dprobes.rpn.program_needs import counters_read, patched_definitions
 from dprobes.rpn.rpn_program import calls_extensions
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from dprobes.engines.engine_interface import Change, Job, Scope, ValueChange
     from dprobes.engines.overload_guard import OverloadNotices
     from dprobes.engines.ptrace.client.program_run import NativeSide
+    from dprobes.engines.ptrace.patching.patch_session import PatchSession, ProgramPatch
     from dprobes.engines.shared_globals import GlobalVariables
     from dprobes.extensions.extension_registry import Registration
     from dprobes.keyed.table_layout import TableContents
@@ -52,6 +53,13 @@ _PATIENCE = 10.0
 """Maximum number of seconds to wait until the tracer has changed variables and tables."""
 
 _LOOK_AT_CHANGES = 0.0005
+
+
+@dataclass(frozen=True, slots=True)
+class _PatchPlan(Plan):
+    """Plan of a program with patches."""
+
+    patches: tuple[ProgramPatch, ...] = ()
 
 
 class PtraceEngine(Engine):
@@ -75,10 +83,20 @@ class PtraceEngine(Engine):
             from dprobes.engines.counter_events import check_counters
 
             check_counters(job.program)
+        if patched_definitions(job.program):
+            from dprobes.engines.ptrace.patching.patch_session import plan_patches
+
+            return _PatchPlan(self, job, patches=plan_patches(job))
         return Plan(self, job)
 
-    def attach(self, plan: Plan) -> PtraceSession:
-        """Start the tracer and the command, or attach to the process."""
+    def attach(self, plan: Plan) -> PtraceSession | PatchSession:
+        """Start the tracer and the command, or attach to the process; insert patches without a tracer."""
+        if isinstance(plan, _PatchPlan):
+            from dprobes.engines.ptrace.patching.patch_session import PatchSession
+
+            patching = PatchSession(plan.job, plan.patches)
+            patching.begin()
+            return patching
         session = self.session(plan.job)
         session.begin()
         return session

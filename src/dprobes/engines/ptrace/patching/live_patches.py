@@ -28,7 +28,7 @@ from dprobes.engines.ptrace.patching.patch_records import (
     take_from_stack,
 )
 from dprobes.engines.ptrace.patching.patch_symbols import ProcessSymbols, function_named, mapped_modules
-from dprobes.engines.ptrace.patching.thread_hold import HeldProcess, ThreadHold
+from dprobes.engines.ptrace.patching.thread_hold import HeldProcess, ThreadHold, TracedBrieflyError
 from dprobes.engines.ptrace.site_patches import SitePatch
 from dprobes.engines.ptrace.tracer.call_injection import MMAP, MUNMAP, InjectionError, injecting, may_inject
 from dprobes.engines.ptrace.tracer.native.jump_patcher import write_jump
@@ -52,7 +52,16 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.call_injection import Call
     from dprobes.engines.ptrace.tracer.tracer_state import Thread
 
-__all__ = ["Inserted", "PlannedPatch", "insert_patch", "plan_patch", "remove_patch"]
+__all__ = [
+    "Inserted",
+    "PlannedPatch",
+    "description_of",
+    "inlined_text",
+    "insert_patch",
+    "plan_patch",
+    "remove_patch",
+    "restored_text",
+]
 
 _MPROTECT = 10
 _PROT_READ, _PROT_READ_EXECUTE = 1, 5
@@ -63,6 +72,8 @@ _PATIENCE = 5.0
 _PAUSE = 0.01
 _REST = 9
 """Minimum ratio of the time between two stops to the duration of a stop."""
+_LISTED = 4
+"""Maximum number of inlined copies of a function that a message lists."""
 _BASES = 8
 """Maximum number of addresses that are tried for a patch's memory: the process may map others meanwhile."""
 
@@ -104,6 +115,37 @@ class Inserted(NamedTuple):
     threads: int
     seconds: float
     stops: int
+
+
+def inlined_text(planned: PlannedPatch) -> str | None:
+    """Return the message about inlined copies of the function, which a patch does not replace; None without any."""
+    count = len(planned.inlined)
+    if not count:
+        return None
+    places = ", ".join(planned.inlined[:_LISTED]) + (", ..." if count > _LISTED else "")
+    return (
+        f"{count} inlined cop{'ies' if count > 1 else 'y'} of '{planned.name}' {'are' if count > 1 else 'is'} not "
+        f"patched: {places}"
+    )
+
+
+def description_of(planned: PlannedPatch, inserted: Inserted) -> str:
+    """Return the message about a patch that was inserted."""
+    record = inserted.record
+    count = f"{inserted.threads} thread{'s' * (inserted.threads != 1)}"
+    stops = f", at stop {inserted.stops}" if inserted.stops > 1 else ""
+    return (
+        f"patched '{planned.name}' of '{planned.module.name}' in process {planned.pid}: {count} stopped for "
+        f"{inserted.seconds * 1000:.1f} ms{stops}; {record.size >> 10} KiB at {record.base:#x}"
+    )
+
+
+def restored_text(pid: int, record: PatchRecord) -> str:
+    """Return the message about a patch that was removed."""
+    return (
+        f"restored '{record.function}' in process {pid}; {record.size >> 10} KiB of the patch stay mapped, as threads "
+        "may be in it"
+    )
 
 
 def plan_patch(
@@ -249,6 +291,9 @@ def insert_patch(
             except NotNowError as error:
                 if time.monotonic() > until:
                     raise EngineError(f"'{planned.name}' was not patched: {error}") from error
+            except TracedBrieflyError:
+                if time.monotonic() > until:
+                    raise
             except FileExistsError as error:
                 bases += 1
                 if bases == _BASES:
@@ -443,11 +488,16 @@ def remove_patch(pid: int, record: PatchRecord) -> bool:
     try:
         while True:
             began = time.monotonic()
-            with hold.stopped() as held:
-                if not held.running:
-                    return take_from_stack(pid, held.space, record)
-                running = held.running
-            if time.monotonic() > until:
+            running = 0
+            try:
+                with hold.stopped() as held:
+                    if not held.running:
+                        return take_from_stack(pid, held.space, record)
+                    running = held.running
+            except TracedBrieflyError:
+                if time.monotonic() > until:
+                    raise
+            if running and time.monotonic() > until:
                 raise EngineError(
                     f"the patch of '{record.function}' was not removed: thread {running} does not stop",
                     hint=f"try it later: dprobes patch --remove -p {pid} --allow-write",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import time
 from typing import TYPE_CHECKING
 
@@ -26,20 +27,35 @@ from dprobes.platform.linux.ptrace_calls import Register, StopKind, classify_sto
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["HeldProcess", "ThreadHold", "refused"]
+__all__ = ["HeldProcess", "ThreadHold", "TracedBrieflyError", "refused"]
 
 _ENDED = ("Z", "X")
 _PAUSE = 0.002
 
 
+class TracedBrieflyError(EngineError):
+    """Error for a process that another stop of this kind holds now; it can be traced some milliseconds later."""
+
+
 def refused(pid: int) -> EngineError:
     """Return the error for a process that this user may not trace, or that is traced already."""
     if tracer := int(process_field(pid, "TracerPid") or 0):
-        return EngineError(f"process {pid} is already traced by process {tracer}")
+        message = f"process {pid} is already traced by process {tracer}"
+        return TracedBrieflyError(message) if _holds_briefly(tracer) else EngineError(message)
     return PrivilegeError(
         f"process {pid} may not be traced by this user",
         hint="run as the user that owns the process, or as root; kernel.yama.ptrace_scope may also forbid it",
     )
+
+
+def _holds_briefly(tracer: int) -> bool:
+    """Return whether a tracer is a thread of this process, or of another dprobes that is no tracer of probes."""
+    from dprobes.engines.refusals import is_dprobes, probed_by
+
+    with contextlib.suppress(OSError):
+        if tracer in threads_of(os.getpid()):
+            return True
+    return is_dprobes(tracer) and probed_by(tracer) is None
 
 
 class HeldProcess:
