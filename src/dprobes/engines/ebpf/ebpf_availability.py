@@ -14,7 +14,11 @@ __all__ = ["support"]
 
 
 def support(knowledge: MachineKnowledge) -> KernelSupport:
-    """Return the kernel's support for the engine; without privileges, test no feature, because all tests would fail."""
+    """
+    Return the kernel's support for the engine.
+
+    Without privileges, no feature is tested, because all tests would fail.
+    """
     if (missing := missing_privilege()) is not None:
         return KernelSupport(missing, "run dprobes as root")
     from dprobes.engines.ebpf.feature_support import kernel_support

@@ -1,4 +1,4 @@
-"""The eBPF engine as ``Engine``: it makes plans, and attaches them as sessions."""
+"""eBPF engine as an ``Engine``: it makes plans, and attaches them as sessions."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class EbpfEngine(Engine):
     """
     Engine that probes files in all processes that map them, with handlers compiled to eBPF that run in the kernel.
 
-    ``symbols``, ``allow_write``, ``exact`` and ``command`` are passed to the ``Planner``, the others to ``Settings``.
-    Any thread may use an engine; an engine can have several sessions.
+    ``symbols``, ``allow_write``, ``exact`` and ``command`` are passed to the ``Planner``, other arguments to
+    ``Settings``. An engine may be used by several threads, and can have several sessions.
     """
 
     name = "ebpf"
@@ -88,7 +88,7 @@ class EbpfEngine(Engine):
 
     @property
     def found_capabilities(self) -> Container[Capability]:
-        """Further capabilities on this kernel; a look-up tests the kernel."""
+        """Further capabilities on this kernel. A look-up tests the kernel."""
         return self.support.capabilities
 
     def check(self, scope: Scope, options: EngineOptions) -> None:  # noqa: ARG002 - the protocol's signature
@@ -185,7 +185,7 @@ def engine_for(options: EngineOptions, scope: Scope) -> EbpfEngine:
 
 
 def _cost(compiled: ResolvedProgram, scope: Scope) -> str | None:
-    """Return the reason why breakpoints for a command, in all processes, would take too long; None if they do not."""
+    """Return the reason why breakpoints for a command, in all processes, would take too long, or None."""
     assert compiled.resolved is not None
     count = len(compiled.resolved.in_code)
     if not scope.is_command or count < MANY_PLACES:

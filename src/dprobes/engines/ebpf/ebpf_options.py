@@ -22,8 +22,8 @@ class EbpfOptions:
     """
     Options of the eBPF engine.
 
-    With ``pid_namespace``, process ids in records are those of the probed processes' PID namespace. ``exact`` forbids
-    moving a uprobe to a neighboring instruction where a hit is cheaper. ``ring_size`` is in bytes.
+    With ``pid_namespace``, process ids in records are ids in the PID namespace of the probed processes. ``exact``
+    forbids moving a uprobe to a neighboring instruction where a hit takes less time. ``ring_size`` is in bytes.
     """
 
     pid_namespace: bool = False
@@ -35,9 +35,9 @@ class Settings(NamedTuple):
     """
     Settings of an engine, which its sessions share.
 
-    With ``pid_namespace``, process ids in records are those of the probed processes' PID namespace. ``ring_size`` is in
-    bytes, a power of two. A ``replaceable`` program can be replaced by another one (``Job.replaces``), which costs each
-    hit a nanosecond. ``overhead`` is that of ``EngineOptions``.
+    With ``pid_namespace``, process ids in records are ids in the PID namespace of the probed processes. ``ring_size``
+    is in bytes, a power of two. A ``replaceable`` program can be replaced by another one (``Job.replaces``), which
+    costs each hit a nanosecond. ``overhead`` is as in ``EngineOptions``.
     """
 
     features: Features

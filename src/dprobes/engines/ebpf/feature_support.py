@@ -66,17 +66,17 @@ FEATURES_OF = {
     Capability.COUNTER: (Feature.READ_KERNEL, Feature.TYPED_TRACEPOINT),
     Capability.SWITCH_COUNTER: (Feature.READ_KERNEL, Feature.TYPED_TRACEPOINT),
 }
-"""Features of the kernel that a capability needs; all are required."""
+"""Features of the kernel that a capability needs. All of them are required."""
 
 WAYS_OF = {
     Capability.KERNEL_MODULE: (Feature.KPROBE, Feature.TRAMPOLINE),
     Capability.KERNEL_SKIP: (Feature.OVERRIDE_RETURN, Feature.MODIFY_RETURN),
 }
-"""Features of the kernel of which a capability needs one."""
+"""Features of the kernel that a capability needs. One of them is required."""
 
 
 class _Found:
-    """Container of the capabilities for which this kernel has the features; a look-up tests them."""
+    """Container of the capabilities for which this kernel has the features. A look-up tests the features."""
 
     def __init__(self, features: Features) -> None:
         self._features = features
@@ -137,7 +137,7 @@ _TASK_MEMBERS = {
     "context-switches": ("nvcsw", "nivcsw"),
     "cpu-migrations": ("se.nr_migrations",),
 }
-"""Members of ``task_struct`` whose sum is a counter, 64 bits each; getrusage(2) reports the first four."""
+"""Members of ``task_struct`` whose sum is a counter, 64 bits each. getrusage(2) reports the first four counters."""
 
 
 def _counter_layout(features: Features, names: tuple[str, ...]) -> CounterLayout | None:
@@ -154,7 +154,7 @@ def _counter_layout(features: Features, names: tuple[str, ...]) -> CounterLayout
 
 
 def _loops(features: Features) -> tuple[LoopForm, tuple[int, int, int]]:
-    """Return the best form of loops on this kernel, and the BTF ids of the kfuncs that it needs; 0: none."""
+    """Return the best form of loops on this kernel, and the BTF ids of the kfuncs that it needs, or zeros."""
     if Feature.MAY_GOTO in features:
         return LoopForm.MAY_GOTO, (0, 0, 0)
     if Feature.ITERATORS not in features:

@@ -18,7 +18,11 @@ __all__ = ["place_notes"]
 
 
 def place_notes(module: Module, instructions: Sequence[DecodedInstruction]) -> Iterator[PlaceNote]:
-    """Iterate over notes on instructions; that of a function's start is for a probepoint at the function."""
+    """
+    Iterate over notes on instructions.
+
+    The note on a function's first instruction is for a probepoint at the function.
+    """
     from dprobes.target.code.uprobe_sites import cheap_sites
 
     if not is_x86(module):

@@ -1,14 +1,14 @@
 """
-Processes that execute the code of a file, and differences of their code from the file, where uprobes must not be.
+Processes that execute the code of a file, and differences of their code from the file that exclude uprobes.
 
-Processes are found in ``/proc/*/maps``, in any mount namespace; a file is identified by its device and inode.
-Processes that end meanwhile, or that this user may not access, are skipped.
+Processes are found in ``/proc/*/maps``, in any mount namespace. A file is identified by its device and inode. Processes
+that end meanwhile, or that this user may not access, are skipped.
 
-The kernel reads the instruction under a uprobe from the file. If the process has a debugger's breakpoint there, the
-kernel treats it as the uprobe's, and the debugger misses the hit. Where another tool has patched the code, the kernel
-would execute the file's instruction instead. The last bytes of a tool's jump may equal the file's bytes of the
-following instruction: so the bytes before a place are compared, too. Only private copies of pages can differ from the
-file. ``/proc/PID/pagemap`` shows them, and no other pages are read.
+The kernel reads the instruction under a uprobe from the file. If a debugger has a breakpoint there, the kernel treats
+it as the uprobe's, and the debugger misses the hit. If another tool has patched the code, the kernel would execute the
+file's instruction instead. The last bytes of a tool's jump may be equal to the file's bytes of the following
+instruction, so the bytes before a place are compared, too. Only private copies of pages can differ from the file.
+``/proc/PID/pagemap`` shows them, and no other pages are read.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ class FileId(NamedTuple):
 
 class Mapper(NamedTuple):
     """
-    A process and its executable mappings of a file, in order of addresses.
+    Process and its executable mappings of a file, in order of addresses.
 
-    ``thread`` is the id of a living thread, whose ``/proc`` entries show the memory; ``text`` is the contents of its
+    ``thread`` is the id of a living thread, whose ``/proc`` entries show the memory. ``text`` has the contents of its
     ``maps`` file.
     """
 
@@ -80,9 +80,9 @@ class Mapper(NamedTuple):
 
 class RecentMaps:
     """
-    Cache of ``/proc/PID/maps``, at most ``age`` seconds old; any thread may use it.
+    Cache of ``/proc/PID/maps``, at most ``age`` seconds old. It may be used by several threads.
 
-    Many sessions search for files at the same time, and reading the file takes longer than searching it.
+    Many sessions search for files at the same time, and reading a ``maps`` file takes longer than searching it.
     """
 
     def __init__(self, age: float = 0.2) -> None:
@@ -95,8 +95,7 @@ class RecentMaps:
         """
         Return the id of a living thread, the contents of its ``maps`` file, and its root directory (``root_of``).
 
-        The contents are empty if the process has ended. ``limit`` is the maximum number of bytes to read; None: no
-        limit.
+        If the process has ended, the contents are empty. At most ``limit`` bytes are read, unless it is None.
         """
         with self._lock:
             now = time.monotonic()
@@ -114,8 +113,8 @@ def _maps_of(pid: int, limit: int | None) -> tuple[int, str]:
     """
     Return the id of a living thread and the contents of its ``maps`` file.
 
-    The contents are empty if the process has ended or is not accessible. ``limit`` is as in ``read_maps``. The ``maps``
-    file of a first thread that has ended is empty, so another thread's is read.
+    If the first thread has ended, its file is empty, and another thread's is read. If the process has ended or is not
+    accessible, the contents are empty. ``limit`` is as in ``read_maps``.
     """
     thread, text = pid, ""
     with contextlib.suppress(TargetError):
@@ -157,7 +156,7 @@ def find_mappers(
 
 
 def _is_likely(question: MapQuestion, pid: int, limit: int | None) -> bool:
-    """Return False if a process certainly does not map the file; raise ``PermissionError`` without access to it."""
+    """Return False if a process certainly does not map the file; raise ``PermissionError`` if it is not accessible."""
     try:
         return question.answer(pid, _QUESTIONS_MAX if limit is None else limit // _LINE) is not False
     except ProcessLookupError:
@@ -238,11 +237,11 @@ def find_conflicts(
     """
     Return the places at which the code of processes differs from the mapped file ``path``.
 
-    ``pids`` are the processes, by default all; inaccessible ones are skipped. ``users`` limits the time for processes
+    ``pids`` has the processes, by default all; inaccessible ones are skipped. ``users`` limits the time for processes
     of other users.
 
-    A breakpoint in a process without a tracer is regarded as a uprobe, which is no conflict. A uprobe is in all
-    processes: so breakpoints at the same offset in traced processes are regarded as uprobes, too.
+    A breakpoint in a process without a tracer counts as a uprobe, which is no conflict. A uprobe is in all processes,
+    so breakpoints at the same offset in traced processes count as uprobes, too.
     """
     ordered = sorted(places)
     users = users or ForeignUsers(os.path.basename(path))
@@ -255,7 +254,7 @@ def find_conflicts(
 
 
 def _conflicts_among(differing: dict[int, _Differences]) -> Iterator[Conflict]:
-    """Iterate over the conflicts among the differences of processes, keyed by process id; uprobes are no conflicts."""
+    """Iterate over the conflicts among the differences of processes, by process id. Uprobes are no conflicts."""
     if not any(any(found) for found in differing.values()):
         return
     from dprobes.engines.refusals import jump_text, tracer_text
@@ -274,9 +273,10 @@ def _conflicts_among(differing: dict[int, _Differences]) -> Iterator[Conflict]:
 
 def conflict_outside(path: str, places: Sequence[Place], inside: Collection[int]) -> str | None:
     """
-    Return a message about a process whose code excludes a uprobe at ``places`` in the file ``path``; None without one.
+    Return a message about a process whose code excludes a uprobe at ``places`` in a file, or None if there is none.
 
-    A debugger's breakpoint or other changed code there excludes it. Processes with an id in ``inside`` are ignored.
+    The code excludes it by a debugger's breakpoint, or because it was changed. Processes with an id in ``inside`` are
+    ignored.
     """
     for conflict in find_conflicts(path, places) if places else ():
         if conflict.pid not in inside:
@@ -309,7 +309,7 @@ _Differences = tuple[list[int], list[int]]
 
 
 def _certain_differences(path: str, mapper: Mapper, places: Sequence[Place]) -> _Differences:
-    """Return the result of ``_differences``; two empty lists if the process called execve during the comparison."""
+    """Return the result of ``_differences``, or two empty lists if the process called execve during the comparison."""
     seen: Mapper | None = mapper
     while seen is not None:
         mapper, found = seen, _differences(seen, places)
@@ -363,9 +363,9 @@ def _is_in_jump(original: bytes, before: bytes) -> bool:
 
 def _compare(raw: bytes, found: bytes, address: int, trampolines: Sequence[Mapping]) -> _Finding:
     """
-    Return the kind of the code ``found`` at ``address`` in a process: unchanged, a breakpoint, a uprobe's, or changed.
+    Return the kind of the code ``found`` at ``address``: unchanged, a debugger's breakpoint, a uprobe, or changed.
 
-    ``raw`` are the instruction's bytes in the file, ``trampolines`` the process's mappings of the kernel's uprobe
+    ``raw`` has the instruction's bytes in the file. ``trampolines`` has the process's mappings of the kernel's uprobe
     trampolines.
     """
     if found == raw:
@@ -412,7 +412,7 @@ def _tracer_of(pid: int) -> int:
 
 
 class _Memory:
-    """Memory of a process, with a cache of pages and access to ``/proc/PID/pagemap``; a context manager."""
+    """Memory of a process, with a cache of pages and access to ``/proc/PID/pagemap``. It is a context manager."""
 
     def __init__(self, thread: int) -> None:
         self._thread = thread

@@ -1,8 +1,8 @@
 """
 Search for the files to which the module's name refers: for 64-bit and 32-bit processes, and in containers.
 
-A file is opened when it is found, and kept open: the process through whose ``/proc`` entries it is reached may end, and
-another file may get its name. Files that other users can change are read by a separate process, within limits
+A file is opened when it is found, and kept open. The process through whose ``/proc`` entries it was reached may end,
+and another file may get its name. Files that other users can change are read by a separate process, within limits
 (``examiner``).
 """
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 __all__ = ["NewFiles", "find_probes"]
 
 _SEARCH_TIME = 2.0
-"""Maximum number of seconds for files of other users before the run begins; the rest is read afterwards."""
+"""Maximum number of seconds for files of other users before the run begins. The remaining files are read afterwards."""
 
 
 def find_probes(planner: Planner, job: Job) -> Findings:
@@ -127,9 +127,10 @@ def plan_module_file(
     is_wanted: Callable[[], bool] = lambda: True,
 ) -> PlannedFile | None:
     """
-    Plan a file, and pass its descriptors to the result; return None if it is not the module's, or not wanted any more.
+    Plan a file, and pass its descriptors to the result.
 
-    Raise a ``DprobesError`` if the file cannot be probed. ``is_wanted`` returns whether the plan is still needed.
+    Return None if it is not the module's file, or ``is_wanted`` returns False because the plan is no longer needed.
+    Raise a ``DprobesError`` if the file cannot be probed.
     """
     diagnostics = Diagnostics()
     warnings: str | None = None
@@ -172,16 +173,17 @@ def states_of(descriptors: Iterable[int]) -> dict[FileId, int]:
 
 
 def leave(owner: Descriptors, descriptors: Iterable[int]) -> None:
-    """Give up ``owner``'s ownership of descriptors: it will not close them."""
+    """Give up the ownership of descriptors: ``owner`` will not close them."""
     for descriptor in descriptors:
         owner.remove(descriptor)
 
 
 def _kept(job: Job, file: ModuleFile) -> frozenset[int]:
     """
-    Return the file offsets of the breakpoints that the program to be replaced has in a file; empty if none is replaced.
+    Return the file offsets of the breakpoints in a file of the program to be replaced, or an empty set without one.
 
-    New breakpoints are not moved beyond one of them: a thread in between would hit both programs at the switch-over.
+    New breakpoints are not moved past one of them. Otherwise, a thread in between would hit both programs at the
+    switch-over.
     """
     if job.replaces is None:
         return frozenset()
@@ -205,7 +207,7 @@ def doubts_about(planned: PlannedFile) -> list[Notice]:
 
 
 def refused(file: ModuleFile, error: SourceError | TargetError) -> Notice:
-    """Return the notice that the program cannot be inserted into a file of the module; ``error`` is the reason."""
+    """Return the notice that the program cannot be inserted into a file of the module, because of ``error``."""
     if isinstance(error, TargetError):
         return Notice(f"{file.path}: {error.message}", error.hint)
     return Notice(f"{file.path}: the program cannot be inserted here", details=error.message)
@@ -226,7 +228,7 @@ def _of_other_processors(job: Job, known: Sequence[Path], thread: int | None) ->
     """
     Iterate over the module's files on this machine for architectures that no file in ``known`` has.
 
-    ``thread`` is a thread in whose root directory the files are searched for; None: in that of this process.
+    They are searched in the root directory of ``thread``, or of this process if it is None.
     """
     own = job.resolved.architecture.name if job.resolved is not None else None
     others = {8: {"x86_64"}, 4: {"i386"}}.get(job.program.word_size or 0, {"x86_64", "i386"})
@@ -245,7 +247,7 @@ _LOOK_SHARE = 50
 """Minimum ratio of the time between two searches to the duration of a search."""
 
 _NEW_FILES_TIME = 10.0
-"""Maximum number of seconds in a search for files of other users; the rest waits for the next search."""
+"""Maximum number of seconds in a search for files of other users. The remaining files wait for the next search."""
 
 
 class NewFile(NamedTuple):
@@ -283,10 +285,10 @@ class NewFiles:
 
     def found(self, pids: Callable[[], Iterable[int] | None]) -> Iterator[NewFile | Notice]:
         """
-        Iterate over notices and at most one file, which is the last item; call this often.
+        Iterate over notices and at most one file, which is the last item. Call this often.
 
-        If a search is due, it is started in the processes that ``pids`` returns; None: in all. The caller passes the
-        file to ``keep`` or ``discard``.
+        If a search is due, start it in the processes that ``pids`` returns, or in all if it returns None. The caller
+        passes the file to ``keep`` or ``discard``.
         """
         if self._thread is not None and not self._thread.is_alive():
             self._thread = None
@@ -306,12 +308,16 @@ class NewFiles:
         self._paths.append(Path(file.reached))
 
     def discard(self, file: PlannedFile) -> None:
-        """Close a file that cannot be probed; it is examined again if it changes."""
+        """Close a file that cannot be probed. It is examined again if it changes."""
         self._known |= states_of(file.descriptors)
         Descriptors(file.descriptors).close()
 
     def lack_room(self, file: PlannedFile) -> Iterator[Notice]:
-        """Yield a notice that there is no room for the probepoints of a file; for foreign files once for each user."""
+        """
+        Yield a notice that there is no room for the probepoints of a file.
+
+        For foreign files, yield one for each user.
+        """
         if file.owner is None:
             yield Notice(f"{file.path} is not probed: there was no room left for its probepoints")
         else:
@@ -367,7 +373,7 @@ class NewFiles:
                     leave(descriptors, file.descriptors)
 
     def _add(self, file: ModuleFile) -> bool:
-        """Plan a file, and add it or a notice to the items for ``found``; return whether it can be probed."""
+        """Plan a file, and add it or a notice to the items for ``found``. Return True if the file can be probed."""
         try:
             planned = plan_module_file(
                 self._planner, self._job, file, self._users, is_wanted=lambda: not self._is_closed

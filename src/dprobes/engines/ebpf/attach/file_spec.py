@@ -1,9 +1,9 @@
 """
-Files to which the name of a module refers: a uprobe belongs to a file, not to a name.
+Files to which the name of a module refers. A uprobe belongs to a file, not to a name.
 
 Containers have their own C library, and running processes keep the old one after an upgrade. So the files that
-processes execute under the module's name are added to the file that is found on this machine. A search finds the files
-that are executed at that moment; containers that start later need another search.
+processes execute under the module's name are probed besides the file that is found on this machine. A search finds the
+files that are executed at that moment. Containers that start later need another search.
 """
 
 from __future__ import annotations
@@ -66,14 +66,15 @@ KEPT = -1
 @dataclass(frozen=True, slots=True)
 class ModuleFile:
     """
-    A file of a module, kept open; ``path`` is for users, and may lead to another file later.
+    File of a module, kept open. ``path`` is for users, and may lead to another file later.
 
-    ``descriptor`` is opened with O_PATH, because the process through which the file was found may end; the caller
-    closes it. ``aliases`` are descriptors of other files that share the page cache with it: a uprobe in one is in all
-    of them. Overlay file systems have such files for the containers of one image.
+    ``descriptor`` was opened with O_PATH, because the process through which the file was found may end; the caller
+    closes it. ``aliases`` are paths of other files that share the page cache with this one, and ``alias_descriptors``
+    their descriptors: a uprobe in one file is in all of them. Overlay file systems have such files for the containers
+    of one image.
 
-    ``owner`` is another user who can change the file, as in messages; None: only root and this user can. The work for
-    such a file is limited, and it is used only if its SONAME is ``soname``, unless that is None.
+    ``owner`` is another user who can change the file, in the form for messages, or None if only root and this user can.
+    The work for such a file is limited. It is used only if its SONAME is ``soname``, unless that is None.
     """
 
     path: Path
@@ -111,11 +112,13 @@ def module_files(
     """
     Return the files ``known`` from ``find_module``, and other files that processes execute under the module's name.
 
-    ``pids`` are the processes in scope, by default all. Files of other mount namespaces have paths through
+    ``pids`` has the processes in scope, by default all. Files of other mount namespaces have paths through
     ``/proc/PID/root``; files that were removed or replaced have paths through ``/proc/PID/map_files``. A name with a
     slash is a path in the mount namespace of each process. ``recent`` is a shared cache of mappings. ``users`` limits
-    the work for other users. Files in ``passed_over`` are not returned, except those in ``known``. The value is KEPT,
-    or the time of the last change (``st_ctime_ns``), by which a file with a reused inode number is recognized.
+    the work for other users.
+
+    Files in ``passed_over`` are not returned, except those in ``known``. The value is KEPT, or the time of the last
+    change (``st_ctime_ns``), by which a file with a reused inode number is recognized.
     """
     users = users or ForeignUsers(name)
     found = _Collection(users, passed_over)
@@ -140,7 +143,7 @@ def module_files(
 
 
 def _executed(text: str, *parts: str) -> list[MemoryMapping]:
-    """Return the executable mappings in ``text``, a ``maps`` file's contents, whose lines contain one of ``parts``."""
+    """Return the executable mappings in the contents of a ``maps`` file whose lines contain one of ``parts``."""
     # Most processes have none of them, which this test finds quickly.
     if not any(part in text for part in parts):
         return []
@@ -200,7 +203,7 @@ class _ByName:
 
 
 def _reachable(thread: int, root: str, mapping: MemoryMapping) -> Path | None:
-    """Return a path to the mapped file itself, even if another file has its name now; None if no path leads there."""
+    """Return a path to the mapped file, or None if no path leads to it. Another file may have its name by now."""
     exact = Path(f"/proc/{thread}/map_files/{mapping.start:x}-{mapping.end:x}")
     plain = Path(root + mapping.path)
     try:
@@ -233,10 +236,10 @@ class _Collection:
 
     def add(self, path: Path, soname: str | None) -> bool:
         """
-        Add the file at ``path`` unless it is included already; return False if it does not exist any more.
+        Add the file at ``path`` unless it is included already. Return False if it no longer exists.
 
-        ``soname`` is the SONAME that the file must have; None: any. If the owner has reached the limit of files, the
-        file is left for a later search.
+        ``soname`` is the SONAME that the file must have, or None. If the owner has reached the limit of files, the file
+        is left for a later search.
         """
         try:
             opened = os.open(path, os.O_PATH | os.O_CLOEXEC)
@@ -276,7 +279,7 @@ class _Collection:
 
 
 _PAGE_FRAME = (1 << 55) - 1
-"""Mask of the page frame number in an entry of ``/proc/PID/pagemap``; without CAP_SYS_ADMIN the number reads as 0."""
+"""Mask of the page frame number in an entry of ``/proc/PID/pagemap``. Without CAP_SYS_ADMIN, the number reads as 0."""
 
 
 def _share_pages(one: Path, other: Path) -> bool:
@@ -328,9 +331,9 @@ class _FirstPage:
 
 class PlannedFile(NamedTuple):
     """
-    A file's plan, and the descriptors of the file.
+    Plan of a file, and the descriptors of the file.
 
-    ``path``, ``descriptor``, ``aliases`` and ``owner`` are as in ``ModuleFile``; ``warnings`` are the warnings about
+    ``path``, ``descriptor``, ``aliases`` and ``owner`` are as in ``ModuleFile``. ``warnings`` has the warnings about
     the file.
     """
 
@@ -397,10 +400,10 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Findings:
     """
-    The files or the kernel to be probed, the perf events, and notices about files that cannot be probed.
+    Files or kernel to be probed, perf events, and notices about files that cannot be probed.
 
-    ``known`` has all files that were examined, in the form of ``passed_over`` of ``module_files``. If ``is_partial``,
-    further files must be examined when the run has begun.
+    ``known`` has all examined files, in the form of ``passed_over`` of ``module_files``. If ``is_partial`` is True,
+    further files must be examined after the run has begun.
     """
 
     files: Sequence[PlannedFile] = ()

@@ -35,10 +35,10 @@ __all__ = ["HandlerCompiler", "Part", "ProbeNumbers", "batches", "has_tickets", 
 
 class ProbeNumbers:
     """
-    Probepoints of a run in the order of their numbers, through all files; ``probes`` only grows.
+    Probepoints of a run by number, through all files. New ones are appended.
 
-    A number is the index in a session's ``probes``, in the probe table and in ring entries. ``sites`` are the
-    breakpoints of each probepoint, ``events`` the probepoints that are perf events.
+    A number is the index in a session's ``probes``, in the probe table and in ring entries. ``sites`` has the
+    breakpoints of each probepoint. ``events`` has the probepoints that are perf events.
     """
 
     def __init__(self) -> None:
@@ -94,10 +94,10 @@ ns more.
 @dataclass(slots=True)
 class Part:
     """
-    The sites of one definition in one file with the same placement, or an event.
+    Sites of one definition in one file with the same placement, or a perf event.
 
-    ``file`` is None for an event. ``number`` is that of the definition. ``lowered`` is the compiled code; None after it
-    was loaded. If ``shared``, it was compiled for a BPF program with several handlers.
+    ``file`` is None for an event. ``number`` is the number of the definition. ``lowered`` is the compiled code, or None
+    after it was loaded. If ``shared`` is True, it was compiled for a BPF program with several handlers.
     """
 
     file: PlannedCode | None
@@ -147,7 +147,7 @@ def _of_limited_size(parts: Iterable[Part]) -> Iterator[list[Part]]:
 
 
 def _kind(part: Part, layer: int) -> tuple[int, Placement | None, bool, bool, int]:
-    """Return the key by which parts are grouped: parts with the same key can share a BPF program and a link."""
+    """Return the key by which parts are grouped. Parts with the same key can share a BPF program and a link."""
     own = part.placement if part.placement.is_in_kernel or part.placement is Placement.URETPROBE else None
     return id(part.file), own, bool(part.sites[0][1].anchor), part.code.sleepable, layer
 
@@ -157,7 +157,7 @@ def _number(part: Part) -> int:
 
 
 def joined(batch: Sequence[Part], bank_size: int) -> Lowered:
-    """Return the code of a batch; handlers that share it are selected by the cookie, modulo ``bank_size``."""
+    """Return the code of a batch. The cookie modulo ``bank_size`` selects one of its handlers."""
     first = batch[0].code
     if not batch[0].shared:
         return first
@@ -175,7 +175,7 @@ def has_tickets(program: Program) -> bool:
 
 
 class _Kind(NamedTuple):
-    """Common properties of sites that share code; ``alone`` is the only probepoint of the code, -1 for several."""
+    """Common properties of sites that share code. ``alone`` is the only probepoint of the code, or -1 for several."""
 
     definition: int
     placement: Placement
@@ -215,7 +215,7 @@ def _kept(
 
 
 class HandlerCompiler:
-    """Compiler of handlers; ``request`` has their common properties, ``items`` are the header items of records."""
+    """Compiler of handlers. ``request`` has their common properties, ``items`` the header items of records."""
 
     def __init__(
         self, program: Program, numbers: ProbeNumbers, request: Request, items: Item, features: Features
@@ -229,7 +229,7 @@ class HandlerCompiler:
         self._has_multi = Feature.UPROBE_MULTI in features
         self._notes_tickets = has_tickets(program)
         self.giving_back: set[int] = set()
-        """Numbers of the probepoints whose hits return their ticket if the instruction faults; the set grows."""
+        """Numbers of the probepoints whose hits return their ticket if the instruction faults. The set grows."""
 
     def parts(self, file: PlannedCode, numbers: range) -> Iterator[Part]:
         """Group the sites of a file's probepoints, and compile the handler of each group."""
@@ -301,7 +301,11 @@ class HandlerCompiler:
     def _handler(
         self, file: PlannedCode, kind: _Kind, sites: list[tuple[int, Site]], request: Request, *, are_many: bool
     ) -> Part:
-        """Compile the handler of ``sites``; with ``are_many`` for a shared BPF program, if that is possible."""
+        """
+        Compile the handler of ``sites``.
+
+        With ``are_many``, compile it for a shared BPF program if that is possible.
+        """
         probe, resolved = self._numbers.probes[sites[0][0]], file.resolved
         definition, start = self._program.definitions[kind.definition], resolved.image.handlers[kind.definition]
         point = Point.of(self._program, definition, probe.offset, probe.arguments)
@@ -318,7 +322,7 @@ class HandlerCompiler:
         return Part(file, kind.definition, kind.placement, sites, lowered, shared=shared)
 
     def _pushed(self, probe: Probepoint) -> tuple[Argument, ...]:
-        """Return the locations of the arguments that a USDT handler pushes; sites with different ones share no code."""
+        """Return the locations of the arguments that a USDT handler pushes. Sites with different ones share no code."""
         if not (arguments := probe.arguments):
             return ()
         from dprobes.resolve.usdt_probes import arguments_used
@@ -355,9 +359,9 @@ class HandlerCompiler:
         """
         Return the index, in a thread's value of the map NOTES, of the pair in which a handler notes a hit.
 
-        From the pair the kernel finds the tickets to return after a fault. None: the handler notes nothing, because no
-        ticket is ever returned, or because all ``NOTE_HITS`` pairs are used by other handlers at the same instruction.
-        ``used`` has the number of pairs used at each file offset, and is updated.
+        By this pair, the kernel finds the tickets to return after a fault. Return None if the handler notes nothing,
+        because no ticket is ever returned, or because other handlers at the same instruction use all ``NOTE_HITS``
+        pairs. ``used`` has the number of used pairs at each file offset, and is updated.
         """
         if not (self._notes_tickets and self._is_uncertain(number, sites)):
             return None

@@ -1,8 +1,8 @@
 """
 Checks of handlers for the kernel, their loading as BPF programs, and the meaning of the kernel's errors.
 
-A handler that the verifier rejects is a bug in DProbes. The verifier's log is written to a file for the bug report; the
-user's message has the place in the source instead.
+If the verifier rejects a handler, this is a bug in DProbes. The verifier's log is written to a file for the bug report,
+and the user's message has the place in the source.
 """
 
 from __future__ import annotations
@@ -206,10 +206,10 @@ def load_handler(
     span_of: Callable[[int], Span | None] = lambda _origin: None,
 ) -> int:
     """
-    Load a handler and return its descriptor; ``name`` is for messages. Raise a ``DprobesError`` if that fails.
+    Load a handler and return its descriptor; raise a ``DprobesError`` if that fails.
 
-    ``span_of`` is as for ``source_place``. ``attach_type`` is that of uprobes on this kernel; it is ignored for the
-    placement EVENT, and if there is a ``form``, as for TRACEPOINT.
+    ``attach_type`` is the attach type for uprobes on this kernel. It is ignored for the placement EVENT, and if there
+    is a ``form``, as for TRACEPOINT. ``span_of`` is as for ``source_place``. ``name`` is for messages.
     """
     if placement.is_in_kernel and not placement.is_trampoline:
         from dprobes.engines.ebpf.kernel.bpf_links import kernel_attach_type

@@ -1,7 +1,7 @@
 """
-A probe program in the kernel: its maps, BPF programs and links, made from the plans of its files.
+Probe program in the kernel: its maps, BPF programs and links, created from the plans of its files.
 
-``handler_compiler`` compiles the handlers, ``site_links`` manages the links.
+``handler_compiler`` compiles the handlers, and ``site_links`` manages the links.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ _ROOM_MIN = 64
 
 
 class Installation:
-    """A probe program in the kernel; ``attach`` makes its probepoints active, ``close`` removes all."""
+    """Probe program in the kernel. ``attach`` activates its probepoints, ``close`` removes all of them."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class Installation:
         self._programs = Descriptors()
         self._scope, self._filter = job.scope, scope
         self._watches: dict[int, ModuleWatch] = {}
-        """Watches on the memory of modules, by the ``id()`` of the module; most programs have none."""
+        """Watches on the memory of modules, by the ``id()`` of the module. Most programs have none."""
         self.kernel = KernelGroups(numbers.probes, found.kernel, request, self.maps.descriptors, features)
         """Probepoints attached to the kernel's code."""
 
@@ -171,16 +171,16 @@ class Installation:
 
     @property
     def probes(self) -> Sequence[Probepoint]:
-        """The probepoints by number; new ones are appended."""
+        """Probepoints by number. New ones are appended."""
         return self.numbers.probes
 
     @property
     def giving_back(self) -> AbstractSet[int]:
-        """Numbers of the probepoints whose hits return their ticket if the instruction faults; the set grows."""
+        """Numbers of the probepoints whose hits return their ticket if the instruction faults. The set grows."""
         return self._compiler.giving_back
 
     def is_void(self, probe: int, reason: int) -> bool:
-        """Return whether the fault of a hit undoes the end of a probepoint; ``reason`` is as in ``Ended``."""
+        """Return True if the fault of a hit undoes the end of a probepoint. ``reason`` is as in ``Ended``."""
         if probe not in self.giving_back:
             return False
         if reason == REMOVE:
@@ -234,7 +234,7 @@ class Installation:
         Write the probe table, then load and attach the handlers.
 
         Return the states of probepoints that cannot be inserted, because the code of a process differs from the file,
-        or because no debug register is free.
+        or all debug registers are in use.
         """
         files = {id(part.file): part.file for part in self._parts if part.file is not None}
         states: list[StateEvent] = []
@@ -316,7 +316,7 @@ class Installation:
         return events
 
     def _form_of(self, part: Part) -> ProgramForm | None:
-        """Return the load parameters of a BPF program at a tracepoint or trampoline; None for other placements."""
+        """Return the load parameters of a BPF program at a tracepoint or trampoline, or None for other placements."""
         if part.placement.is_trampoline:
             from dprobes.engines.ebpf.kernel.bpf_links import trampoline_form
 
@@ -424,7 +424,7 @@ class Installation:
         """
         Compile and attach perf events in a module that was loaded after the start of the run.
 
-        ``numbers`` are those of the probepoints. Return a state for each event that the kernel refuses.
+        ``numbers`` has the numbers of their probepoints. Return a state for each event that the kernel refuses.
         """
         for number in numbers:
             self._unavailable.pop(number, None)
@@ -435,7 +435,7 @@ class Installation:
         return number, self.bank_size + number
 
     def detach(self) -> None:
-        """Close all links; counters can still be read."""
+        """Close all links. Counters can still be read."""
         self.kernel.look_at_ways()
         self.attachments.close()
 

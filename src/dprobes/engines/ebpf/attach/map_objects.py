@@ -76,9 +76,9 @@ _COSTS = {
     Placement.TRACEPOINT: 100,
 }
 """
-Cost of a hit's trap in nanoseconds, without its handler; no handler can measure it, because the trap encloses it.
+Cost in nanoseconds of a hit's trap, without the handler. The trap encloses the handler, so no handler can measure it.
 
-The figures are from docs/explanation/measurements.md, for a current machine; traps take longer on slower machines.
+The figures are from docs/explanation/measurements.md, for a current machine. Traps take longer on slower machines.
 """
 
 
@@ -135,7 +135,11 @@ class LoadMaps:
         return cost
 
     def set_costs(self, sites: Iterable[tuple[Iterable[int], Site]]) -> None:
-        """Write the costs of hits without handlers; ``sites`` pairs the entries of probepoints with their site."""
+        """
+        Write the costs of hits without handlers.
+
+        ``sites`` has pairs of the entries of probepoints and their site.
+        """
         halves = self._probes.halves
         at_entry: dict[int, int] = {}
         for entries, site in sites:
@@ -162,17 +166,15 @@ _HINTS = {errno.EPERM: _LOCKED, errno.EMFILE: TOO_MANY_FILES}
 _SCOPE_SIZE = 1 << 16
 """Maximum number of processes in a scope at a time."""
 _NOTES = 1 << 12
-"""Maximum number of threads with a note of a hit (NOTES); if there are more, the oldest notes are evicted."""
+"""Maximum number of threads with a note of a hit (NOTES). Beyond it, the oldest notes are evicted."""
 
 
 _ENTRIES, _SPACES = 1 << 14, 1 << 13
-"""Maximum numbers of calls (ENTRIES) and of processes (SPACES) with entry data; beyond, the oldest are evicted."""
+"""Maximum numbers of calls (ENTRIES) and of processes (SPACES) with entry data. Beyond them, the oldest are evicted."""
 _THREADS, _THREADS_MIN, _THREADS_SIZE = 1 << 13, 1 << 10, 8 << 20
-"""
-Maximum and minimum number of threads with variables; in between, the size in bytes of all variables is the limit.
-"""
+"""Maximum and minimum number of threads with variables. In between, the size in bytes of all variables is the limit."""
 _COUNTED = 1 << 13
-"""Maximum number of pairs of a thread and a counter that it has read; a handler cannot read further ones."""
+"""Maximum number of pairs of a thread and a counter that it has read. Beyond it, handlers cannot read counters."""
 _ENDING = 1 << 16
 """Maximum number of threads between their exit and the release of their thread id."""
 
@@ -185,9 +187,9 @@ def state_count() -> int:
 
 class CounterEvents(Descriptor):
     """
-    The perf events of a program's counters on each CPU that is online, in a map for handlers.
+    Perf events of a program's counters on each online CPU, in a map for handlers.
 
-    The map has one row of CPUs for each of ``counters.cells``; the rows of counters that are no events are empty.
+    The map has one row of CPUs for each of ``counters.cells``. Rows of counters that are no events are empty.
     """
 
     def __init__(self, counters: CounterLayout) -> None:
@@ -240,7 +242,7 @@ class Sizes(NamedTuple):
     loads: bool = False
     """True if the run has an overload guard."""
     entry: int = 0
-    """Size in bytes of the data kept from the entry of a call; 0 if none is kept."""
+    """Size in bytes of the data kept from the entry of a call, or 0 if none is kept."""
     stops: bool = False
     """True if handlers stop processes for core dumps."""
 
@@ -259,7 +261,7 @@ class SharedMaps:
     """
     Maps of one run, and their context manager.
 
-    ``descriptors`` has the file descriptors by the names that handlers use. ``tables`` are the keyed tables, ``load``
+    ``descriptors`` has the file descriptors by the names that handlers use. ``tables`` has the keyed tables, ``load``
     the overload guard's maps, and ``stops`` the list of stopped processes; each is None if the run needs none.
     """
 
@@ -272,11 +274,11 @@ class SharedMaps:
         principal: SharedMaps | None = None,
     ) -> None:
         """
-        Create the maps; with a ``principal``, use its maps of variables and tables, which must stay open.
+        Create the maps. With a ``principal``, use its maps of variables and tables, which must stay open.
 
-        ``shared_globals`` is the descriptor of global variables that are shared with other programs; None: they are not
-        shared. ``tables`` are the program's keyed tables; ``shared_tables`` has the numbers of those in which all CPUs
-        share a value (``Request.shared_tables``). Raise ``EngineError`` if the kernel refuses a map.
+        ``shared_globals`` is the descriptor of global variables that several programs share, or None. ``tables`` has
+        the program's keyed tables; ``shared_tables`` has the numbers of those in which all CPUs share a value
+        (``Request.shared_tables``). Raise ``EngineError`` if the kernel refuses a map.
         """
         self.descriptors: dict[MapName, int] = {}
         self.tables: KernelTables | None = None
@@ -391,7 +393,7 @@ class SharedMaps:
         self.close()
 
     def close(self) -> None:
-        """Close the maps; the kernel keeps those that loaded BPF programs use."""
+        """Close the maps. The kernel keeps those that loaded BPF programs use."""
         self._stack.close()
 
     @property
@@ -406,7 +408,7 @@ class SharedMaps:
         return count
 
     def set_alive(self, count: int) -> None:
-        """Set the number of processes in scope; no BPF program may update it at the same time."""
+        """Set the number of processes in scope. No BPF program may update it at the same time."""
         self.status[Status.ALIVE // 8] = count
 
     @property
@@ -436,7 +438,7 @@ class SharedMaps:
         words[(first + ProbeField.OFFSET) // 8] = offset
 
     def disable(self, probe: int) -> None:
-        """Disable an entry of the probe table: its handlers do not run any more."""
+        """Disable an entry of the probe table, so that its handlers no longer run."""
         self._probes.halves[(probe * PROBE_ENTRY_SIZE + ProbeField.DISABLED) // 4] = 1
 
     def is_disabled(self, entry: int) -> bool:

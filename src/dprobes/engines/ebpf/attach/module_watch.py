@@ -2,9 +2,9 @@
 Watchpoints in a module: debug registers of all CPUs, at the module's addresses in the processes in scope.
 
 A symbol has another address in each process, but a CPU has only four debug registers. One register serves all processes
-with the same load bias: for example those forked from one process, or all processes of an executable that is not
+with the same load bias, for example those forked from one process, or all processes of an executable that is not
 position-independent. BPF programs record in MAPPERS which processes map the module. They run at the module's first
-instruction in a process, and when the process forks, calls execve or ends. Handlers look up the process in MAPPERS:
+instruction in a process, and when the process forks, calls execve or ends. Handlers look up the process in MAPPERS, so
 accesses in other processes do not count.
 """
 
@@ -260,7 +260,7 @@ class ModuleWatch:
     """
     Watch on a module's memory: ``add`` each watchpoint, then ``start``, and call ``happened`` regularly.
 
-    ``reached`` is a path to the module's file. ``is_in_scope`` returns whether an existing process is in scope.
+    ``reached`` is a path to the module's file. ``is_in_scope`` returns True if an existing process is in scope.
     """
 
     def __init__(
@@ -281,7 +281,7 @@ class ModuleWatch:
         self._lock = threading.Lock()
         self._watches: list[Watch] = []
         self._places: dict[int, bool] = {}
-        """The watched load biases; True: the bias is watched even without a process."""
+        """The watched load biases. If the value is True, the bias is watched even without a process."""
         self._events: list[Event] = []
         self._late = 0
         self._thread: threading.Thread | None = None
@@ -406,8 +406,8 @@ class ModuleWatch:
         """
         Attach all watchpoints for a load bias, and resume the threads that wait for them.
 
-        ``pid`` is a process that maps the module with this bias. With ``always``, they stay attached when no process
-        maps the module there any more.
+        ``pid`` is a process that maps the module with this bias. With ``always``, the watchpoints stay attached after
+        no process maps the module there.
         """
         with self._lock:
             if bias not in self._places:
@@ -432,7 +432,7 @@ class ModuleWatch:
             watch.prepare()
 
     def _sweep(self) -> None:
-        """Release the debug registers for load biases at which no process maps the module; the caller has the lock."""
+        """Release the debug registers for load biases at which no process maps the module. The caller has the lock."""
         used = self._used()
         for bias in [b for b, always in self._places.items() if not always and b not in used]:
             key = _BIAS_FORMAT.pack(bias)

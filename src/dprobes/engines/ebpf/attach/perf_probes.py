@@ -2,7 +2,8 @@
 Probepoints that are perf events: samplers, hit by a clock or a counter of each CPU, and watchpoints.
 
 A BPF program belongs to one probepoint. If the code of one module is sampled, the BPF program itself recognizes that
-code. If an address is watched in every process, the handler for the word size of the accessing process runs.
+code. If an address is watched in every process, the BPF program runs the handler for the word size of the accessing
+process.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ class MovableBreakpoint(Descriptors):
             raise
 
     def renew(self, cpu: int) -> None:
-        """Open the breakpoint on a CPU that has come online; the old event there is inactive (``bpf_links``)."""
+        """Open the breakpoint on a CPU that has come online. The old event there is inactive (``bpf_links``)."""
         for old in self._events.pop(cpu, ()):
             os.close(self.remove(old))
         try:
@@ -120,7 +121,7 @@ class MovableBreakpoint(Descriptors):
         self._address = address
 
     def rest(self) -> None:
-        """Disable the breakpoint on all CPUs; ``move`` enables it at another address."""
+        """Disable the breakpoint on all CPUs. ``move`` enables it at another address."""
         self._address = None
         for event, _ in self._events.values():
             perf_calls.disable(event)
@@ -221,7 +222,7 @@ class Watch(Descriptors):
 @dataclass(frozen=True, slots=True)
 class EventProbe:
     """
-    A probepoint that is a perf event, with the encoded probe program for each word size of code in which it runs.
+    Probepoint that is a perf event, with the encoded probe program for each word size of code in which it runs.
 
     ``module`` is the module whose code is sampled or whose memory is watched. ``paths`` lead to its file, and to files
     that share its pages. ``kernel`` is the target of a program in the kernel.
@@ -386,7 +387,11 @@ def refuse_events(
     *,
     everywhere: bool,
 ) -> None:
-    """Add an error for each event that this kernel or the engine does not support; ``everywhere``: without a module."""
+    """
+    Add an error for each event that this kernel or the engine does not support.
+
+    ``everywhere`` is True for events without a module.
+    """
     for probe in probes:
         if probe.kind is ProbeKind.TRACEPOINT:
             is_record = probe.traced.source is Source.RECORD
@@ -425,7 +430,8 @@ def attach_event(event: EventProbe, program: int) -> Descriptors | str:
     """
     Attach a loaded BPF program to its event, on every CPU, until the result is closed.
 
-    Return a string, the reason, if no debug register is free; raise ``EngineError`` for other errors of the kernel.
+    Return the reason, a string, if all debug registers are in use; raise ``EngineError`` for other errors of the
+    kernel.
     """
     probe = event.probe
     if probe.kind is ProbeKind.TRACEPOINT:

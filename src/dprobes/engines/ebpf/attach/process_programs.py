@@ -1,10 +1,10 @@
 """
-BPF programs on the tracepoints of processes and signals: they update SCOPE and ENDING, and report faults to the reader.
+BPF programs on the tracepoints of processes and signals, which update SCOPE and ENDING, and report faults.
 
-They add the children of processes in SCOPE, and remove processes that end. Process ids are those of the initial PID
+They add the children of processes in SCOPE, and remove processes that end. Process ids are ids in the initial PID
 namespace. A child is in scope before it first runs. ``Status.ALIVE`` counts a process until its last thread reaches
-``sched_process_exit``; SCOPE has it until none of its threads can run any more. The offsets in ``task_struct`` are
-those of the kernel's BTF.
+``sched_process_exit``; SCOPE has it until none of its threads can run. The offsets in ``task_struct`` are from the
+kernel's BTF.
 
 A command that has not called execve yet has a separate key (``awaiting_key``), so that its earlier hits do not count.
 """
@@ -88,7 +88,7 @@ def point_to_stack(asm: Assembler, dst: Register, offset: int) -> None:
 
 
 def look_up(asm: Assembler, name: MapName, key: int) -> None:
-    """Load the address of a key's value to R0, or 0; ``key`` is its stack offset. Clobbers R1-R5."""
+    """Load the address of a key's value to R0, or 0. ``key`` is the key's stack offset. Clobbers R1-R5."""
     asm.load_map(R1, name)
     point_to_stack(asm, R2, key)
     asm.call(Helper.MAP_LOOKUP_ELEM)
@@ -160,8 +160,8 @@ def fork_program(types: KernelTypes, *, children: bool) -> Assembled:
     """
     Return the program on ``sched_process_fork(parent, child)``, which runs before the child does.
 
-    With ``children``, the child of a process in scope is added to the scope. The id of any other child is deleted: it
-    may be the reused id of a process for which ``free_program`` has not run yet.
+    With ``children``, it adds the child of a process in scope to the scope. It deletes the id of any other child,
+    because the id may have belonged to a process for which ``free_program`` has not run yet.
     """
     asm = Assembler()
     end, full, outside = asm.label(), asm.label(), asm.label()
@@ -184,7 +184,7 @@ def fork_program(types: KernelTypes, *, children: bool) -> Assembled:
 
 
 def _add_to_scope(asm: Assembler, flags: int) -> None:
-    """Add to SCOPE the process whose id is at R10 - 4; R0 is not 0 if SCOPE is full. Clobbers R1-R4."""
+    """Add to SCOPE the process whose id is at R10 - 4. R0 is not 0 if SCOPE is full. Clobbers R1-R4."""
     for place in range(_VALUE, _VALUE + SCOPE_VALUE.size, 8):
         asm.store(R10, place, 0)
     update(asm, MapName.SCOPE, -4, _VALUE, flags)
@@ -209,7 +209,7 @@ def exec_program() -> Assembled:
 
 
 def _delete_awaiting(asm: Assembler, process: Register, absent: Label) -> None:
-    """Delete the awaiting key of a process, whose id is in a register; jump to ``absent`` if it has none."""
+    """Delete the awaiting key of the process whose id is in a register; jump to ``absent`` if there is none."""
     asm.mov(R1, process)
     asm.alu(Alu.OR, R1, AWAITING)
     asm.store(R10, -4, R1, Size.W)
@@ -262,8 +262,8 @@ def free_program(types: KernelTypes) -> Assembled:
     Return the program on ``sched_process_free(task)``, which removes a process from scope with its last thread.
 
     It counts threads, because the process may be reaped before its last thread has left the kernel. A thread that ended
-    before the process came into scope was not counted: then hits in the last context switch of another thread may be
-    lost.
+    before the process came into scope was not counted. In this case, hits in the last context switch of another thread
+    may be lost.
     """
     asm = Assembler()
     end = asm.label()
@@ -326,9 +326,9 @@ def follow_threads(maps: Mapping[MapName, int], types: KernelTypes) -> Descripto
     Attach BPF programs that delete the data about threads and processes when they end, until the result is closed.
 
     These are the data in THREAD_VARIABLES and SPACES, if the maps exist. A thread's variables are deleted at execve. At
-    its end they are deleted after it has left its CPU for the last time and its id was released. This happens before
-    another thread with the same id first runs. A process gets another number in SPACES at each execve: returns from
-    calls before the execve are not seen.
+    its end they are deleted after it has left its CPU for the last time and its id was released, but before another
+    thread with the same id first runs. A process gets another number in SPACES at each execve, so returns from calls
+    before the execve are not seen.
     """
     known = {name for name in (MapName.THREAD_VARIABLES, MapName.SPACES) if name in maps}
     programs = {
@@ -489,10 +489,10 @@ def _switch_program(types: KernelTypes, counters: CounterLayout) -> Assembled:
 
 def _update_cell(asm: Assembler, cell: int, *, has_event: bool, is_end: bool) -> None:
     """
-    Write code that starts, or with ``is_end`` stops, counting for the thread in R6 on this CPU, if it has the cell.
+    Write code that starts or stops counting for the thread in R6 on this CPU, if the thread has the cell.
 
-    ``cell`` is the index of the counter; with ``has_event`` its value is that of a perf event, else a time. Clobbers
-    R0-R5 and R7.
+    ``cell`` is the index of the counter. If ``has_event`` is True, its value is that of a perf event, otherwise a time.
+    With ``is_end``, the code stops counting. Clobbers R0-R5 and R7.
     """
     from dprobes.bpf.lower.hosts.thread_counters import read_event
 
@@ -531,16 +531,16 @@ _SIGNAL_ENTRY = -24
 
 def signal_program(types: KernelTypes, *, in_scope: bool, casts: bool = False, entries: int | None = None) -> Assembled:
     """
-    Return the program on ``signal_deliver(signal, info, action)``; with ``in_scope`` only threads of SCOPE count.
+    Return the program on ``signal_deliver(signal, info, action)``. With ``in_scope``, only threads in SCOPE count.
 
-    The program writes ``Entry.SIGNAL`` when a thread is about to receive a signal for a fault: the instruction has not
-    completed. If a uprobe's instruction was executed out of line, the kernel has reset the instruction pointer to that
-    of the probepoint (``arch_uprobe_abort_xol``). A fault that the kernel resolves sends no signal. Signals for which
-    the ring has no room are counted in ``Status.UNSEEN``.
+    The program writes ``Entry.SIGNAL`` when a thread is about to receive a signal for a fault, which means that the
+    instruction has not completed. If a uprobe's instruction was executed out of line, the kernel has reset the
+    instruction pointer to the probepoint (``arch_uprobe_abort_xol``). A fault that the kernel resolves sends no signal.
+    Signals for which the ring has no room are counted in ``Status.UNSEEN``.
 
     If hits have notes (NOTES), by which their tickets are returned, ``entries`` is the number of entries of the probe
-    table, a power of two; else None. With ``casts``, the program uses ``bpf_rdonly_cast``, for kernels whose verifier
-    does not treat ``info`` as a pointer.
+    table, a power of two; otherwise it is None. With ``casts``, the program uses ``bpf_rdonly_cast``, for kernels whose
+    verifier does not treat ``info`` as a pointer.
     """
     code, ip = types.member_offset("kernel_siginfo", "si_code"), types.member_offset("pt_regs", "ip")
     asm = Assembler()
@@ -654,7 +654,7 @@ _CONSEQUENCE = "records are emitted also where the instruction faults"
 
 class FaultWatch:
     """
-    Watch on the faults of a run, to be begun when one of its probepoints first needs it.
+    Watch on the faults of a run. It begins when a probepoint first needs it.
 
     ``in_scope`` and ``entries`` are those of ``watch_signals``.
     """

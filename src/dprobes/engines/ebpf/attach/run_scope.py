@@ -1,7 +1,7 @@
 """
 Scope of a run: the conditions that handlers check before a hit counts, and the processes of a tree.
 
-Process ids in maps are of the initial PID namespace, so a tree must be given by a process id of that namespace.
+Process ids in maps are ids in the initial PID namespace. So the process id of a tree must be one, too.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ __all__ = [
 
 
 class ScopeMap(Protocol):
-    """Map of the processes in scope; their ids are keys."""
+    """Map of the processes in scope, by their ids."""
 
     def __contains__(self, key: bytes) -> bool: ...
 
@@ -61,7 +61,7 @@ class ScopeMap(Protocol):
     def __setitem__(self, key: bytes, value: bytes) -> None: ...
 
     def discard(self, key: bytes) -> bool:
-        """Delete the key of a process; return whether the map had it."""
+        """Delete the key of a process; return True if the map had it."""
 
 
 KEY = struct.Struct("=I")
@@ -70,10 +70,10 @@ _ENDED = ("Z", "X")
 
 def plant(scope: ScopeMap, set_alive: Callable[[int], None], pid: int, *, follow: bool) -> int:
     """
-    Add a process to an empty scope, with ``follow`` also its descendants; raise OSError with the kernel's error.
+    Add a process to an empty scope, and with ``follow`` its descendants; raise OSError with the kernel's error.
 
-    ``set_alive`` stores the number of living processes, before the processes are added. Return the number to add to it:
-    0, or a negative number if processes had ended by then.
+    ``set_alive`` stores the number of living processes, before the processes are added. Return the correction of that
+    number, which is negative if processes have ended meanwhile.
     """
     wanted = [pid, *(descendants(pid) if follow else ())]
     # No program updates the number while the map is empty.
@@ -88,9 +88,9 @@ def plant(scope: ScopeMap, set_alive: Callable[[int], None], pid: int, *, follow
 
 def put(scope: ScopeMap, pid: int, number: int | None = None) -> int:
     """
-    Add the process ``pid`` to the scope; its key is ``number``, by default its id.
+    Add the process ``pid`` to the scope. Its key is ``number``, or by default its id.
 
-    Return the correction of the number of living processes: -1 if the process has ended, else 0.
+    Return the correction of the number of living processes: -1 if the process has ended, otherwise 0.
     """
     key = KEY.pack(pid if number is None else number)
     scope[key] = bytes(SCOPE_VALUE.size)
@@ -102,7 +102,7 @@ def withdraw(scope: ScopeMap, key: bytes) -> int:
     """
     Delete the key of a process whose end no BPF program has counted.
 
-    Return the correction of the number of living processes: -1 if the key existed, else 0.
+    Return the correction of the number of living processes: -1 if the key existed, otherwise 0.
     """
     try:
         _, _, has_ended = SCOPE_VALUE.unpack(scope[key])
@@ -131,14 +131,15 @@ def descendants(pid: int) -> list[int]:
 
 
 def processes_of(scope: Scope) -> list[int]:
-    """Return the ids of a scope's process and, with ``follow``, its descendants; empty for other kinds of scopes."""
+    """Return the ids of a scope's process and, with ``follow``, its descendants. Other kinds of scopes have none."""
     return [] if scope.pid is None else [scope.pid, *(descendants(scope.pid) if scope.follow else ())]
 
 
 _LEAVING = 2.0
 """
-Maximum number of seconds between a process's SIGCHLD and the moment when it has left its CPU and released its
-resources in the kernel; usually tens of milliseconds.
+Maximum number of seconds from a process's SIGCHLD until it has left its CPU and released its resources.
+
+Usually it takes tens of milliseconds.
 """
 
 _INITIAL_PID_NAMESPACE = 0xEFFFFFFC
@@ -151,7 +152,7 @@ def is_initial_namespace() -> bool:
 
 
 def filter_of(scope: Scope) -> Filter:
-    """Return the conditions on the process that handlers check for a scope; they always exclude this process."""
+    """Return the conditions on the process that handlers check for a scope. They always exclude this process."""
     if scope.is_tree:
         return Filter(processes=True)
     excluded = os.getpid()
@@ -179,7 +180,7 @@ def refuse_stops(program: Program, diagnostics: Diagnostics) -> None:
 
 
 def is_in_scope(scope: Scope, pid: int, maps: SharedMaps) -> bool:
-    """Return whether an existing process is in scope; this process itself never is."""
+    """Return True if an existing process is in scope. This process itself never is."""
     if scope.is_tree:
         return KEY.pack(pid) in maps.scope
     if pid == os.getpid():
@@ -209,7 +210,7 @@ def _is_in_cgroup(pid: int, path: str) -> bool:
 
 def _cgroup_of(path: str) -> tuple[int, int]:
     """
-    Return the id of a cgroup, given its directory, and its level; the root of the hierarchy has the level 0.
+    Return the id of a cgroup, given its directory, and its level. The root of the hierarchy has the level 0.
 
     Raise a ``DprobesError`` if the directory is in no cgroup2 file system, or outside the cgroup namespace.
     """
@@ -235,8 +236,8 @@ class ProcessTree:
     """
     Processes of a process tree, in SCOPE, with their descendants if these are followed.
 
-    SCOPE is empty until ``plant``. A ``command``, or a process that is about to call execve, comes into scope with the
-    execve; until then it only counts as alive.
+    SCOPE is empty until ``plant``. A ``command``, or another process that is about to call execve, comes into scope
+    when it calls execve. Until then it only counts as alive.
     """
 
     def __init__(self, maps: SharedMaps, types: KernelTypes, scope: Scope, command: Command | None) -> None:
@@ -285,10 +286,10 @@ class ProcessTree:
     @property
     def has_left(self) -> bool:
         """
-        True if no ended process of the tree executes kernel code any more; all processes must have ended.
+        True if no ended process of the tree executes kernel code any more. All processes must have ended.
 
-        For ``_LEAVING`` seconds from the first call on, this is exact. After that, only processes that still release
-        resources count, for example close files.
+        This is exact for ``_LEAVING`` seconds from the first call on. After that, only processes that still release
+        resources count, for example by closing files.
         """
         if self._leaving is None:
             self._leaving = time.monotonic() + _LEAVING
@@ -306,7 +307,7 @@ class ProcessTree:
         return False
 
     def release(self, pid: int) -> None:
-        """Remove a process from the scope; its later children are not in scope either."""
+        """Remove a process from the scope. Its later children are not in scope either."""
         self._extra += withdraw(self._maps.scope, KEY.pack(pid))
 
     @property
@@ -323,7 +324,8 @@ def pid_namespace_of(scope: Scope) -> tuple[int, int]:
     """
     Return the device and inode number of the PID namespace for process ids in records.
 
-    It is that of the scope's process, or else of this process. Raise ``TargetError`` if the scope's process has ended.
+    It is the namespace of the scope's process, or else of this process. Raise ``TargetError`` if the scope's process
+    has ended.
     """
     pid = scope.pid
     try:

@@ -1,10 +1,10 @@
 """
 Links of a run: attached sites, and the removal of single ones.
 
-To close a link takes some 50 ms, with one site or with many. So the sites of a pattern share a link. To remove some of
-them, the others get a new link before the old one is closed. For a moment both links are attached. So a probepoint has
-two entries in the probe table, one for each link, and only one of them is enabled. At a hit the kernel runs one link's
-BPF program after the other: if the entries are switched in between, neither counts the hit.
+Closing a link takes some 50 ms, for one site or for many. So the sites of a pattern share a link. To remove some of
+them, the others get a new link before the old one is closed. For a moment both links are attached, so a probepoint has
+two entries in the probe table, one for each link. Only one entry is enabled. At a hit the kernel runs one link's BPF
+program after the other. If the entries are switched in between, neither program counts the hit.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _CLOSERS = 64
 @dataclass(eq=False, slots=True)
 class Group:
     """
-    The sites that share a BPF program: in one file, those of one definition with the same placement, or of many.
+    Sites that share a BPF program: those of one definition with the same placement in one file, or of many.
 
     ``program`` is the descriptor of the BPF program, ``path`` leads to the file, and ``shown`` is the file's name for
-    users. ``sites`` are pairs of a probepoint's number and one of its sites.
+    users. ``sites`` has pairs of a probepoint's number and one of its sites.
     """
 
     program: int
@@ -82,7 +82,7 @@ class Attachments:
         self.is_closed = False
 
     def attach(self, group: Group) -> None:
-        """Attach all sites of a group; raise a ``DprobesError`` if the kernel refuses."""
+        """Attach all sites of a group; raise a ``DprobesError`` if the kernel refuses one."""
         group.link = self._link(group, self._pairs(group))
         self._groups.add(group)
         for probe in {probe for probe, _ in group.sites}:
@@ -108,7 +108,7 @@ class Attachments:
         return True
 
     def detach(self, probe: int) -> None:
-        """Close the links of a probepoint, which may be attached again; its counters are unchanged."""
+        """Close the links of a probepoint, which may be attached again. Its counters do not change."""
         for group in self._groups_of.pop(probe, ()):
             self._groups.discard(group)
             self._dirty.discard(group)
@@ -153,9 +153,9 @@ class Attachments:
 
     def renew(self, *, at_once: bool = False) -> None:
         """
-        Update links after removals; call this often.
+        Update links after removals. Call this often.
 
-        With ``at_once``, the uprobes have been removed when this returns; otherwise threads close the links.
+        With ``at_once``, the uprobes have been removed when this returns. Otherwise, threads close the links.
         """
         now = time.monotonic()
         for group in list(self._dirty):
@@ -197,7 +197,7 @@ class Attachments:
                 self._left_behind[probe] = hits
 
     def hits(self, probe: int) -> int:
-        """Return the number of hits of a probepoint, from both of its entries; any thread may call this."""
+        """Return the number of hits of a probepoint, from both of its entries. Any thread may call this."""
         with self._counting:
             hits = self._maps.counters(probe).hits
             if probe in self._left_behind:
@@ -247,7 +247,7 @@ def _cookie(entry: int, moved: int) -> int:
 
 class CpuArrivals:
     """
-    Follower of CPUs that come online, where samplers and watchpoints must be attached: they are events of each CPU.
+    Follower of CPUs that come online. Samplers and watchpoints are events of each CPU, and must be attached to it.
 
     The kernel removes events from a CPU that goes offline. So a CPU that comes online again needs new ones, too.
     """
@@ -267,7 +267,7 @@ class CpuArrivals:
         return () if self._news is None else (self._news.descriptor,)
 
     def look(self, attachments: Attachments) -> Iterator[Notice]:
-        """Attach events on CPUs that have come online; yield a notice about each."""
+        """Attach events on CPUs that have come online, and yield a notice about each."""
         if self._deafness is not None:
             yield self._deafness
             self._deafness = None

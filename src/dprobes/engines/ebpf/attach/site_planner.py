@@ -70,11 +70,12 @@ _FILTER = b"".join(
 
 def trampoline() -> Trampoline:
     """
-    Return how uretprobes enter the kernel, by their system call in child processes with and without a seccomp filter.
+    Return how uretprobes enter the kernel, by calling their system call with and without a seccomp filter.
 
-    Outside of the trampoline the call raises SIGILL. It exists since Linux kernel commit ff474a78cef5 ("uprobe: Add
-    uretprobe syscall to speed up return probe") (in v6.11). Seccomp does not filter it since cf6cb56ef244 ("seccomp:
-    passthrough uretprobe systemcall without filtering") (in v6.14, and in stable kernels before).
+    Child processes make the calls, because outside of the trampoline the call raises SIGILL. It exists since Linux
+    kernel commit ff474a78cef5 ("uprobe: Add uretprobe syscall to speed up return probe") (in v6.11). Seccomp does not
+    filter it since cf6cb56ef244 ("seccomp: passthrough uretprobe systemcall without filtering") (in v6.14, and in
+    stable kernels before).
     """
     if _status_of_call(filtered=False) != -signal.SIGILL:
         return Trampoline.BREAKPOINT
@@ -114,9 +115,9 @@ def uretprobe_hazard(
     Return a clause with the reason why uretprobes in a module are not safe, or None if no reason is known.
 
     If they are not safe, uprobes at the return instructions are used. Uretprobes change return addresses in every
-    process that executes the module, in scope or not. ``pids``, if not None, restricts the check to these processes,
-    for a link that is restricted to them. ``command`` is the name of a command to be started. Other processes that
-    start later, or install a seccomp filter later, cannot be checked. ``reached`` is a path to the file, by default the
+    process that executes the module, in scope or not. If ``pids`` is not None, only these processes are checked, for a
+    link that is restricted to them. ``command`` is the name of a command to be started. Other processes that start
+    later, or install a seccomp filter later, cannot be checked. ``reached`` is a path to the file, by default the
     module's; raise ``TargetError`` if the file does not exist.
     """
     if (reason := return_address_user_in(module)) is not None:
@@ -141,7 +142,7 @@ def process_hazard(thread: int, kind: Trampoline | None) -> str | None:
     """
     Return the reason why uretprobes are not safe for a process, as a predicate, or None if no reason is known.
 
-    ``thread`` is one of its threads; ``kind`` is the way into the kernel, None: unknown.
+    ``thread`` is one of its threads. ``kind`` is the way into the kernel, or None if unknown.
     """
     if process_field(thread, "Seccomp") not in ("", "0") and kind in (None, Trampoline.FILTERED_CALL):
         return "is confined by seccomp, which may refuse the system call of this kernel's uretprobes"
@@ -161,11 +162,11 @@ _RUNTIMES = ("/libstdc++.so", "/libc++abi.so")
 
 
 _FOREIGN_SIZE = 256 << 20
-"""Maximum number of bytes of other users' files that are searched; that takes about a second."""
+"""Maximum number of bytes of other users' files that are searched, which takes about a second."""
 
 
 class _Programs:
-    """Executables and libraries of processes; each file is examined once."""
+    """Executables and libraries of processes. Each file is examined once."""
 
     def __init__(self) -> None:
         self._known: dict[FileId, str | None] = {}
@@ -173,9 +174,9 @@ class _Programs:
 
     def hazard(self, mapper: Mapper) -> str | None:
         """
-        Return the reason, a predicate, if code of a process may unwind or switch stacks; None if not.
+        Return the reason, a predicate, why a process's code may unwind or switch stacks, or None if it does not.
 
-        This process's executable and libraries are examined.
+        The process's executable and libraries are examined.
         """
         program = f"/proc/{mapper.thread}/exe"
         try:
@@ -201,10 +202,10 @@ class _Programs:
 
 class Planner:
     """
-    Planner of the sites of a program's probepoints; any thread may use it.
+    Planner of the sites of a program's probepoints. It may be used by several threads.
 
-    ``exact`` forbids moving a uprobe to a neighboring instruction where a hit is cheaper. ``command`` is the name of
-    the command that the run will start; empty: none.
+    ``exact`` forbids moving a uprobe to a neighboring instruction where a hit takes less time. ``command`` is the name
+    of the command that the run will start, or empty.
     """
 
     def __init__(

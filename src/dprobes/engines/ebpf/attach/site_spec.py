@@ -1,8 +1,8 @@
 """
 Sites of the probepoints of a file: the instructions at which uprobes are placed.
 
-Instructions that uprobes do not support are found by decoding, before anything is loaded. The kernel would not report
-them if the file is mapped later. This module uses files only.
+Instructions that uprobes do not support are found by decoding, before anything is loaded, because the kernel would not
+report them if the file is mapped later. This module uses files only.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ class Site(NamedTuple):
     """
     Place of one uprobe or kprobe.
 
-    * ``offset`` is the file offset, or the address in the kernel; ``moved`` is its distance in bytes from the place
+    * ``offset`` is the file offset, or the address in the kernel. ``moved`` is its distance in bytes from the place
       that the probepoint specifies.
     * ``return_bytes`` is the immediate of the return instruction at a RET_SITE: the number of bytes of arguments that
       it pops after the return address.
     * ``executed`` describes for users how the kernel executes the instruction.
     * ``may_fault`` is True if the instruction may raise a signal.
-    * ``counter`` is the file offset of the semaphore of a USDT probe; 0: none.
-    * ``anchor`` is ``SYMBOL+DISTANCE``, by which the kernel finds the place whenever its module is loaded; empty: none.
+    * ``counter`` is the file offset of the semaphore of a USDT probe, or 0.
+    * ``anchor`` is ``SYMBOL+DISTANCE``, by which the kernel finds the place whenever its module is loaded, or empty.
     * ``arguments`` is the number of words that the function at a trampoline has in registers.
-    * ``ports`` are the ports for which the executions of a port instruction are hits; None: all.
+    * ``ports`` are the ports for which the executions of a port instruction are hits, or None for all ports.
     """
 
     offset: int
@@ -90,9 +90,9 @@ def plan_file(
     """
     Return the sites of a file's probepoints; add errors to ``diagnostics``.
 
-    An unsupported place is an error if the program names the place; if a pattern matches it, it is left out. ``exact``
-    forbids moving uprobes to a neighboring instruction; those at the file offsets ``kept`` are never moved.
-    ``uretprobe_hazard`` returns the reason against uretprobes in the file, or None; it is only called if the program
+    If the program names an unsupported place, this is an error; if a pattern matches it, the place is left out.
+    ``exact`` forbids moving uprobes to a neighboring instruction; those at the file offsets ``kept`` are never moved.
+    ``uretprobe_hazard`` returns the reason against uretprobes in the file, or None. It is called only if the program
     has probepoints at returns.
     """
     planner = _Planner(program, resolved, diagnostics, exact=exact, kept=kept, uretprobe_hazard=cache(uretprobe_hazard))
@@ -132,7 +132,11 @@ class _Planner:
                 yield probe._replace(subject=probe.code._replace(moved=moved)) if moved else probe, sites
 
     def _sites(self, probe: Probepoint) -> tuple[Site, ...]:
-        """Return the sites of a probepoint; if it is unsupported, add an error or left-out entry, and return none."""
+        """
+        Return the sites of a probepoint.
+
+        If it is unsupported, add an error or a left-out entry, and return no site.
+        """
         if probe.at_return:
             return self._exits(probe)
         reason = refusal(probe.instruction, self._bits, at_entry=self._is_entry(probe))

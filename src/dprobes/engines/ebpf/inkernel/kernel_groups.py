@@ -1,7 +1,7 @@
 """
 Groups of probepoints in the kernel: their attachment, and the hits that the kernel has missed.
 
-If the kernel refuses some places, the others are attached. If the only probepoint of a program is refused, that is an
+If the kernel refuses some places, the others are attached. If it refuses the only probepoint of a program, this is an
 error.
 """
 
@@ -140,7 +140,11 @@ class KernelMisses:
         return watched
 
     def _count_of(self, links: Descriptors, group: Group) -> Callable[[Sequence[int]], Sequence[int]] | None:
-        """Return a function that maps the descriptors of links to their numbers of missed hits; None: unknown."""
+        """
+        Return a function that returns the numbers of missed hits of links, by descriptor.
+
+        Return None if they are unknown.
+        """
         if group.placement.is_trampoline:
             return None
         if Feature.LINK_MISSED in self._features:
@@ -182,9 +186,9 @@ class KernelMisses:
 
 class _WatchedLinks(Descriptors):
     """
-    Descriptors of ``links`` whose missed hits are recorded before they are closed.
+    Descriptors of links whose missed hits are recorded before the links are closed.
 
-    ``probes`` has the probepoints of each link; ``count`` returns the missed hits of links.
+    ``probes`` has the probepoints of each link. ``count`` returns the missed hits of links.
     """
 
     def __init__(
@@ -218,9 +222,9 @@ _LISTED = 3
 
 class KernelGroups:
     """
-    Attached groups in the kernel; ``probes`` are all probepoints of the run.
+    Attached groups in the kernel. ``probes`` has all probepoints of the run.
 
-    ``planned`` is None if no probepoint is in the kernel; ``request`` has the scope, ``maps`` the descriptors of the
+    ``planned`` is None if no probepoint is in the kernel. ``request`` has the scope, ``maps`` the descriptors of the
     run's maps.
     """
 
@@ -247,9 +251,9 @@ class KernelGroups:
 
     def link(self, group: Group, places: Sequence[tuple[int, int]]) -> Descriptors:
         """
-        Attach the BPF program of a group in the kernel, and return its links; refused sites are removed from the group.
+        Attach the BPF program of a group in the kernel, and return its links. Remove refused sites from the group.
 
-        ``places`` are pairs of an address and a cookie, one for each site.
+        ``places`` has pairs of an address and a cookie, one for each site.
         """
         if group.is_entry:  # entries have no handler that could miss hits
             return self._wait(group, places) if group.sites[0][1].anchor else self._link(group, places)
@@ -333,9 +337,9 @@ class KernelGroups:
 
     def _link_counter(self, entries: EntryKprobes) -> Descriptors:
         """
-        Attach to ``entries`` a BPF program that counts calls whose return the kernel cannot track.
+        Attach to ``entries`` a BPF program that counts calls whose return the kernel cannot track; return its links.
 
-        Return its links; none if the addresses of the kernel's return trampolines are unknown.
+        There are no links if the addresses of the kernel's return trampolines are unknown.
         """
         assert self._planned is not None, "something in the kernel is planned"
         trampolines = self._planned.resolved.module.kernel.return_trampolines

@@ -109,7 +109,7 @@ class TrampolinePlan:
     Planner of the probepoints that BPF trampolines serve: on kernels without kprobes, and at functions to be skipped.
 
     A trampoline is executed at the start of a function or after its return, with the function's arguments and return
-    value. The kernel finds functions by their names in BTF, so the name must be unique. Errors are added to
+    value. The kernel finds functions by their names in BTF, so the name must be unique. The planner adds errors to
     ``diagnostics``, and functions that match a pattern but cannot be probed to ``left_out``.
     """
 
@@ -123,7 +123,7 @@ class TrampolinePlan:
         self.left_out: list[LeftOutProbe] = []
 
     def site(self, probe: Probepoint, placement: Placement) -> tuple[Site, ...]:
-        """Return the one site of a probepoint; if there can be none, add an error and return an empty tuple."""
+        """Return the site of a probepoint. If it cannot have one, add an error and return an empty tuple."""
         try:
             signature = self._signature(probe)
         except TargetError as error:
@@ -215,7 +215,7 @@ SINGLE_KPROBES_MAX = 256
 Maximum number of functions of a pattern that get a kprobe each.
 
 The kernel takes some 10 ms to attach a kprobe and 30 ms to remove it (6.1 in an emulated machine), because each step
-waits for all CPUs. To remove many at the same time takes as long.
+waits for all CPUs. Removing many at the same time does not take less.
 """
 
 _ENTRY_OF = {
@@ -240,7 +240,7 @@ _READING = ("push mem", "log mrf", "log str", "vfyr")
 
 @dataclass(frozen=True, slots=True)
 class PlannedKernel:
-    """The kernel or a kernel module, with the sites of its probepoints; their offsets are addresses."""
+    """Kernel or kernel module, with the sites of its probepoints. Their offsets are addresses."""
 
     resolved: ResolvedKernel
     probes: tuple[tuple[Probepoint, tuple[Site, ...]], ...]
@@ -365,7 +365,7 @@ def _reason_of_singles(resolved: ResolvedKernel, *, has_many: bool) -> tuple[str
 
 
 def _waiting_site(probe: Probepoint, resolved: ResolvedKernel, features: Features) -> Site | None:
-    """Return the site, with an anchor, of a probepoint in a module that may be loaded later; None if impossible."""
+    """Return the site, with an anchor, of a probepoint in a module that may be loaded later, or None if impossible."""
     module = resolved.module
     if not module.name:
         return None

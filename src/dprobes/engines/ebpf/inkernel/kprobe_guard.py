@@ -1,9 +1,9 @@
 """
-Guard process that removes lines from ``kprobe_events`` when the process that has written them is killed.
+Guard process that removes lines from ``kprobe_events`` if the process that has written them is killed.
 
 The guard has its own session, so that signals of a terminal do not reach it. It reads a pipe until its end: the kernel
-closes the other end of the pipe when the writer is killed or exits. The guard runs this file without the package: it is
-small, and needs no other file that may be missing later.
+closes the other end when the writer is killed or exits. The guard runs this file without the package, so it is small,
+and needs no other file, which may be missing later.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _BUSY = 16  # EBUSY: the events of a process that is being killed are closed a l
 
 
 class Guard:
-    """Guard process for a group of events; it removes their lines when this process ends or leaves the context."""
+    """Guard process for a group of events. It removes their lines when this process ends or leaves the context."""
 
     def __init__(self, group: str, directory: int) -> None:
-        """Start the process; ``directory`` is the descriptor of tracefs. Raise OSError if that fails."""
+        """Start the process; raise OSError if that fails. ``directory`` is the descriptor of tracefs."""
         theirs, self._ours = os.pipe()
         try:
             self._process = subprocess.Popen(
@@ -55,9 +55,9 @@ class Guard:
 
 def remove_lines(directory: int, lines: list[str], patience: float = _PATIENCE) -> None:
     """
-    Remove kprobe events from ``kprobe_events``; for up to ``patience`` seconds, retry those that are in use.
+    Remove lines from ``kprobe_events``. For up to ``patience`` seconds, retry those that are in use.
 
-    ``lines`` are their names, GROUP/EVENT each; ``directory`` is a descriptor of tracefs.
+    ``lines`` has the names GROUP/EVENT. ``directory`` is a descriptor of tracefs.
     """
     end = time.monotonic() + patience
     for line in lines:
@@ -66,7 +66,7 @@ def remove_lines(directory: int, lines: list[str], patience: float = _PATIENCE) 
 
 
 def _remove(directory: int, line: str) -> int:
-    """Remove the kprobe event ``line``, GROUP/EVENT, from tracefs; return the error number, 0 if it is gone."""
+    """Remove the kprobe event GROUP/EVENT from tracefs; return the error number, or 0 if the event is gone."""
     try:
         descriptor = os.open(_LINES, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, dir_fd=directory)
         try:

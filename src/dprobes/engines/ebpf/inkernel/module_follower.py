@@ -2,7 +2,7 @@
 Loading and unloading of a kernel module while a program probes it.
 
 The kernel itself registers kprobes when it loads the module (``waiting_kprobes``). Watchpoints and samplers need
-addresses; they are attached when ``look`` finds the module loaded, after its first instructions were executed.
+addresses, so they are attached when ``look`` finds the module loaded, after its first instructions were executed.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ __all__ = ["ModuleFollower"]
 _MODULES = Path("/sys/module")
 _REGISTERED = Path("/sys/kernel/debug/kprobes/list")
 _LANDING_PAD = 4
-"""Size in bytes of an ``endbr64``; the kernel places a probe at the start of a function after it."""
+"""Size in bytes of an ``endbr64``. At the start of a function, the kernel places a probe after it."""
 
 _NOT_REGISTERED = "the kernel has not taken the probepoint; its log (dmesg) may say why"
 
 
 class ModuleFollower:
-    """Follower of one kernel module in which a program has probepoints; call ``look`` often."""
+    """Follower of one kernel module in which a program has probepoints. Call ``look`` often."""
 
     def __init__(self, program: Program, resolved: ResolvedKernel, installed: Installation) -> None:
         self._program = program
@@ -175,7 +175,11 @@ class ModuleFollower:
         return self._installed.attach_events(mine)
 
     def _not_registered(self, kernel: RunningKernel) -> list[StateEvent]:
-        """Return the states of probepoints that the kernel's list of kprobes lacks: it refused to register them."""
+        """
+        Return the states of probepoints that the kernel refused to register.
+
+        Its list of kprobes lacks them.
+        """
         try:
             lines = _REGISTERED.read_text(errors="replace").splitlines()
         except OSError:

@@ -1,17 +1,18 @@
 """
 Kprobes that wait for a module: the kernel registers them whenever the module is loaded, before its code runs.
 
-They are lines of ``kprobe_events`` in tracefs, each ``p:GROUP/EVENT MODULE:SYMBOL+DISTANCE``. The kernel creates a
-tracepoint for each line, whether the module is loaded or not; BPF programs are attached to it. When a module is loaded,
-the kernel registers the kprobes of its lines (``trace_kprobe_module_callback`` in kernel/trace/trace_kprobe.c). The
-module has been relocated then, but its ``init`` has not run. After the module is unloaded, the kprobes are inactive
+They are lines of ``kprobe_events`` in tracefs of the form ``p:GROUP/EVENT MODULE:SYMBOL+DISTANCE``. The kernel creates
+a tracepoint for each line, whether the module is loaded or not, and BPF programs are attached to it. When a module is
+loaded, the kernel registers the kprobes of its lines (``trace_kprobe_module_callback`` in kernel/trace/trace_kprobe.c).
+The module has been relocated then, but its ``init`` has not run. After the module is unloaded, the kprobes are inactive
 until it is loaded again.
 
-To close the link to a tracepoint takes the kernel 30 to 60 ms, even if many are closed at the same time. To remove a
-line after that takes 1 ms, in a separate write or together with others (6.1 and 6.12 in an emulated machine).
+Closing the link to a tracepoint takes the kernel 30 to 60 ms, even if many are closed at the same time. Removing a line
+after that takes 1 ms, in a separate write or together with others (6.1 and 6.12 in an emulated machine).
 
 Unlike a descriptor, a line remains when its writer is killed. So a guard process (``kprobe_guard``) removes the lines.
-If the guard is killed, too, a later run of dprobes removes them: a group's name identifies its process.
+If the guard is killed, too, a later run of dprobes removes them. It finds them because a group's name identifies its
+process.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _LINE = re.compile(r"[pr]\d*:(\S+?)/(\S+) ")
 
 
 class WaitingProbes:
-    """Kprobes of one session in a kernel module; the owner calls ``close`` after all links are closed."""
+    """Kprobes of one session in a kernel module. The owner calls ``close`` after all links are closed."""
 
     def __init__(self, module: str) -> None:
         self._module = module
@@ -162,9 +163,9 @@ class WaitingLinks(Descriptors):
 
 def parse_misses(text: str) -> dict[str, int]:
     """
-    Return the missed hits, keyed by event name.
+    Return the missed hits by event name.
 
-    A line is ``EVENT HITS MISSES`` (``probes_profile_seq_show`` in kernel/trace/trace_kprobe.c); misses of a return
+    A line is ``EVENT HITS MISSES`` (``probes_profile_seq_show`` in kernel/trace/trace_kprobe.c). The misses of a return
     probe include calls whose return the kernel could not track.
     """
     rows = (line.split() for line in text.splitlines())

@@ -71,7 +71,7 @@ SINGLE_UPROBES_MAX = 16
 """
 Maximum number of uprobes on a kernel without uprobe_multi, where each needs a link of its own.
 
-To detach them takes the kernel about 0.1 s for each, one after the other, because it waits for all CPUs each time.
+The kernel takes about 0.1 s to detach each of them, one after the other, because it waits for all CPUs each time.
 """
 
 
@@ -105,12 +105,12 @@ def attach_uprobes(
     """
     Attach a BPF program to ``places``, pairs of a file offset and a cookie.
 
-    ``counters`` are the file offsets of the semaphores to increment while attached, one for each place; 0: none.
+    The offsets must be those of instructions that the kernel supports. ``counters`` has, for each place, the file
+    offset of the semaphore to increment while attached, or 0.
 
-    ``pid`` restricts hits to one process, without its children, if the kernel supports that
-    (``Feature.UPROBE_MULTI_PROCESS``). It saves the hits of other processes, but the BPF program must still check the
-    process. The offsets must be those of instructions that the kernel supports. ``shown`` is the file's name in errors.
-    Raise a ``DprobesError`` if the kernel refuses.
+    If the kernel supports it (``Feature.UPROBE_MULTI_PROCESS``), ``pid`` restricts hits to one process, without its
+    children. This avoids the hits of other processes, but the BPF program must still check the process. ``shown`` is
+    the file's name in errors. Raise a ``DprobesError`` if the kernel refuses.
     """
     shown = shown or path
     if Feature.UPROBE_MULTI in features:
@@ -174,9 +174,10 @@ def link_event(links: Descriptors, program: int, event: int, cookie: int) -> Non
 
 def link_events(program: int, events: Iterable[tuple[int, int]], links: Links) -> Links:
     """
-    Attach a BPF program to pairs of an event's descriptor and a cookie; add the links to ``links``, and return it.
+    Attach a BPF program to events, and add the links to ``links``, which is returned.
 
-    The links keep the events open. Raise OSError with the kernel's error, after closing ``links``.
+    ``events`` has pairs of a descriptor and a cookie. The links keep the events open. Raise OSError with the kernel's
+    error, after closing ``links``.
     """
     try:
         for event, cookie in events:
@@ -251,7 +252,7 @@ def attach_tracepoints(
     programs: Mapping[str, Assembled], maps: Mapping[MapName, int], types: KernelTypes
 ) -> Descriptors:
     """
-    Load BPF programs, keyed by tracepoint, and attach them to tracepoints with BTF, in the order of ``programs``.
+    Load BPF programs, and attach each to the tracepoint with BTF that is its key, in order.
 
     The result has their links. ``maps`` has the descriptors of the maps that the programs name.
     """
@@ -266,7 +267,7 @@ def attach_tracepoints(
 
 
 class ProgramForm(NamedTuple):
-    """Load parameters of a BPF program: type, attach type, and BTF id of the attach target; 0: none."""
+    """Load parameters of a BPF program: type, attach type, and BTF id of the attach target, or 0 for none."""
 
     kind: ProgramType
     attach_type: AttachType
@@ -304,7 +305,7 @@ _ATTACH_TYPES = {
 }
 
 _OF_THE_PLACE = (errno.EINVAL, errno.ENOENT, errno.EBUSY, errno.EOPNOTSUPP, errno.ENODEV, 524, errno.E2BIG)
-"""Errors that are due to the function; 524 is ENOTSUPP, which is not in errno.h of user space."""
+"""Errors that the function causes. 524 is ENOTSUPP, which is not in errno.h of user space."""
 
 
 def trampoline_form(placement: Placement, function: str, types: KernelTypes) -> ProgramForm:
@@ -333,8 +334,8 @@ def attach_trampoline(program: int, function: str, *, is_one_of_many: bool) -> D
     """
     Attach a program to the function for which it was loaded, by a BPF trampoline.
 
-    If the kernel refuses because of the function, and ``is_one_of_many``, return the reason; raise ``EngineError`` for
-    all other refusals.
+    If the kernel refuses because of the function, and ``is_one_of_many`` is True, return the reason. Raise
+    ``EngineError`` for all other refusals.
     """
     try:
         return Descriptors((open_raw_tracepoint(program),))
@@ -360,7 +361,7 @@ ACCESSES = {
 
 class CpuLinks(Descriptors):
     """
-    Links of a BPF program to one event on each CPU; ``open_event`` returns the descriptor of an event, given its CPU.
+    Links of a BPF program to one event on each CPU. ``open_event`` opens the event of a CPU and returns its descriptor.
 
     The kernel removes the events of a CPU that goes offline (``perf_event_exit_cpu_context`` in
     ``kernel/events/core.c``). Their descriptors remain open, and their debug registers reserved. So a CPU that comes
@@ -406,9 +407,10 @@ def attach_breakpoint(
     """
     Attach a PERF_EVENT program to a hardware breakpoint on ``size`` bytes of user addresses.
 
-    Without ``threads`` it watches the address in every process; with ``threads``, only in these threads, and in all
-    threads and processes that they start. The program must then not use the cookie, which inherited events do not have
-    (``perf_event_alloc``). Raise OSError with the kernel's error: ENOSPC if the four debug registers are in use.
+    If ``threads`` is None, every process is watched. Otherwise only these threads are watched, and all threads and
+    processes that they start. The program must then not use the cookie, which inherited events do not have
+    (``perf_event_alloc``). Raise OSError with the kernel's error, which is ENOSPC if the four debug registers are in
+    use.
     """
     if threads is None:
         return CpuLinks(program, lambda cpu: perf_calls.open_breakpoint(address, size, access, cpu=cpu), cookie)
@@ -479,8 +481,8 @@ def _attach_functions(
     """
     Attach a BPF program to kernel functions by one link of type kprobe_multi.
 
-    ``places`` are pairs of an address and a cookie. If the kernel refuses single addresses, they are left out and added
-    to ``refusals`` with the reason; None: a refusal raises an error.
+    ``places`` has pairs of an address and a cookie. If the kernel refuses single addresses, they are left out and added
+    to ``refusals`` with the reason. If ``refusals`` is None, a refusal raises an error.
     """
     addresses = [address for address, _ in places]
     flags = KprobeMulti.RETURN if placement.is_return else KprobeMulti.NONE

@@ -102,7 +102,7 @@ def explained(what: str) -> Iterator[None]:
 
 
 def refused(error: OSError, problem: str, denied: str, remedy: str) -> EngineError:
-    """Return ``PrivilegeError`` with ``denied`` and the hint ``remedy`` for EPERM or EACCES, else ``EngineError``."""
+    """Return ``PrivilegeError`` with ``denied`` and ``remedy`` for EPERM or EACCES, otherwise ``EngineError``."""
     if error.errno in (errno.EPERM, errno.EACCES):
         return PrivilegeError(denied, hint=remedy)
     return EngineError(problem, hint=TOO_MANY_FILES if error.errno == errno.EMFILE else None)
@@ -110,7 +110,7 @@ def refused(error: OSError, problem: str, denied: str, remedy: str) -> EngineErr
 
 class Descriptor:
     """
-    An owned file descriptor, and its context manager; it may be closed more than once.
+    File descriptor and its owner, a context manager. It may be closed more than once.
 
     ``fd`` is -1 after the descriptor was closed or detached.
     """
@@ -164,7 +164,7 @@ class Descriptors:
         """
         Attach an event of each CPU on a CPU that has come online.
 
-        Only links of such events override this; for other descriptors nothing is done.
+        Links of such events override this method. For other descriptors, do nothing.
         """
 
     def close(self) -> None:
@@ -215,7 +215,7 @@ def load(
     Load a BPF program and return its descriptor, which the caller closes; raise OSError with the kernel's error.
 
     ``maps`` has the descriptors of the maps that the code names. ``attach_btf_id`` is the BTF id of the function or
-    tracepoint to attach to; 0: none. ``name`` is the name that bpftool shows.
+    tracepoint to attach to, or 0. ``name`` is the name that bpftool shows.
     """
     with loadable(assembled, maps, kind, attach_type, flags, attach_btf_id, name) as program:
         return load_program(program)
@@ -311,7 +311,7 @@ class ArrayMap(Descriptor):
 
 class OuterMap(Descriptor):
     """
-    A map whose only element is another map, which can be stored after BPF programs were loaded.
+    Map whose only element is another map, which can be stored after BPF programs were loaded.
 
     ``example`` is the descriptor of a map with the layout of the element. The kernel keeps the stored map as long as it
     is the element.
@@ -326,7 +326,7 @@ class OuterMap(Descriptor):
 
 
 class LruHashMap(Descriptor):
-    """A hash table that only BPF programs use; when it is full, it evicts the least recently used entries."""
+    """Hash table that only BPF programs use. When it is full, it evicts the least recently used entries."""
 
     def __init__(self, key_size: int, value_size: int, entries: int, name: str = "") -> None:
         super().__init__(create_map(MapType.LRU_HASH, key_size, value_size, entries, MapFlag.NONE, name))
@@ -334,9 +334,9 @@ class LruHashMap(Descriptor):
 
 class HashMap(Descriptor):
     """
-    A hash table with room for ``entries`` keys; ``key_size`` and ``value_size`` are in bytes.
+    Hash table with room for ``entries`` keys; ``key_size`` and ``value_size`` are in bytes.
 
-    With ``preallocated``, the kernel allocates all memory at once. Programs on perf events require that before Linux
+    With ``preallocated``, the kernel allocates all memory at once. Programs on perf events require this before Linux
     kernel commit 34dd3bad1a6f ("bpf: Relax the requirement to use preallocated hash maps in tracing progs.") (in v6.1).
     With ``per_cpu``, a value is the concatenation of the values of all possible CPUs.
     """
@@ -381,14 +381,14 @@ class _KernelMaps:
     """Factory of maps in the kernel."""
 
     def array(self, size: int, name: str) -> ArrayMap:
-        """Return an array of one element of ``size`` bytes; map it now, because mmap(2) needs a free descriptor."""
+        """Create an array of one element of ``size`` bytes, and map it now, because mmap(2) needs a free descriptor."""
         made = ArrayMap(size, name=name)
         _ = made.words
         return made
 
     def hash(self, key_size: int, value_size: int, entries: int, name: str, *, per_cpu: bool) -> HashMap:
         """
-        Return a preallocated hash table of the kernel with at most ``entries`` keys; sizes are in bytes.
+        Create a preallocated hash table with at most ``entries`` keys; sizes are in bytes.
 
         With ``per_cpu``, each CPU has a value of ``value_size`` bytes for a key.
         """
@@ -478,16 +478,16 @@ _LONGEST_SLEEP = 0.5
 
 def wait(ring: RingBuffer, status: memoryview, timeout: float, others: Iterable[int] = ()) -> bool:
     """
-    Sleep until the ring contains an entry, and return whether it does.
+    Sleep until the ring contains an entry, and return True if it does.
 
-    The sleep also ends when one of the descriptors ``others`` is readable, or after ``timeout`` seconds. ``status`` are
-    the 64-bit words of STATUS: a BPF program that finds ``Status.WAITING`` set clears it and wakes this process; if it
+    The sleep also ends when one of the descriptors ``others`` is readable, or after ``timeout`` seconds. ``status`` has
+    the 64-bit words of STATUS. A BPF program that finds ``Status.WAITING`` set clears it and wakes this process. If it
     is clear, no wake-up is needed.
 
     poll(2) checks the ring before it sleeps, after a barrier; epoll_wait(2) would miss an entry that arrived without a
     wake-up. A BPF program may read the word before this function sets it, and write its entry after this function has
-    checked the ring: then it wakes no process. So the ring is checked again after a short sleep, and then at growing
-    intervals. If the word remained set since the last call, no such BPF program exists, and short sleeps are omitted.
+    checked the ring. Then it wakes no process. So the ring is checked again after a short sleep, and then at growing
+    intervals. If the word has been set since the last call, no such BPF program exists, and short sleeps are omitted.
     """
     poll = select.poll()
     for descriptor in (ring.fd, *others):

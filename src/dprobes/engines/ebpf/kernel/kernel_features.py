@@ -98,11 +98,11 @@ def _contents(path: str) -> bytes | mmap.mmap:
 
 class KernelTypes:
     """
-    Types of the running kernel; see ``Btf`` for the results of the methods.
+    Types of the running kernel. ``Btf`` describes the results of the methods.
 
-    The methods raise OSError if the kernel's BTF cannot be read (FileNotFoundError: the kernel was built without BTF),
-    and ``TargetError`` if it lacks a type or member. The look-ups of a start take some 10 ms, so results are cached
-    until the next boot, except with another ``path``. Any thread may call the methods, including ``close``.
+    The methods raise OSError if the kernel's BTF cannot be read (FileNotFoundError if the kernel was built without
+    BTF), and ``TargetError`` if it lacks a type or member. The look-ups of a start take some 10 ms, so results are
+    cached until the next boot, except with another ``path``. Any thread may call the methods, including ``close``.
     """
 
     def __init__(self, path: str = KERNEL_BTF) -> None:
@@ -121,7 +121,7 @@ class KernelTypes:
         return self._btf
 
     def require(self) -> None:
-        """Raise OSError if the kernel's BTF cannot be read; this takes less time than a look-up."""
+        """Raise OSError if the kernel's BTF cannot be read. This takes less time than a look-up."""
         with self._lock:
             self._opened()
 
@@ -130,7 +130,7 @@ class KernelTypes:
         return self._answer(f"{kind.name} {name}", lambda: self._opened().find(kind, name))
 
     def member_offset(self, composite: str, path: str) -> int:
-        """Return the offset in bytes of a member of a structure; ``path`` may lead into structures that it contains."""
+        """Return the offset in bytes of a member of a structure. ``path`` may lead into nested structures."""
         return self._answer(f"{composite}.{path}", lambda: self._opened().member_offset(composite, path))
 
     def signature(self, function: str) -> Signature | None:
@@ -174,7 +174,7 @@ R10 = Register.R10
 
 
 class Feature(Enum):
-    """Optional features of the kernel; the value completes "this kernel has no ..."."""
+    """Optional features of the kernel. The value completes "this kernel has no ..."."""
 
     BPF = "BPF programs on uprobes"
     MMAPABLE_ARRAY = "BPF arrays that can be mapped"
@@ -210,9 +210,9 @@ class Feature(Enum):
 
 class Features:
     """
-    Container of the kernel's features; the first look-up of a feature tests the kernel.
+    Container of the kernel's features. The first look-up of a feature tests the kernel.
 
-    ``overrides`` are results that replace trials, for tests.
+    ``overrides`` has results that replace trials, for tests.
     """
 
     def __init__(self, types: KernelTypes | None = None, overrides: Mapping[Feature, bool] | None = None) -> None:

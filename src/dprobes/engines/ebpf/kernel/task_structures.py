@@ -1,8 +1,9 @@
 """
 Offsets in the kernel's task_struct and vm_area_struct, and the kernel's identification of mapped files.
 
-stat(2) may return another device and inode number than a mapping has: overlay file systems and btrfs use their own. So
-a file is mapped here, and a BPF program with the same code as in handlers reads the numbers from the mapping.
+stat(2) may return a device and inode number that differ from those in a mapping: overlay file systems and btrfs use
+their own. So a file is mapped here, and a BPF program with the same code as in handlers reads the numbers from the
+mapping.
 """
 
 from __future__ import annotations
@@ -101,7 +102,11 @@ def vma_layout(types: KernelTypes) -> VmaLayout:
 
 
 def paging_layout(features: Features) -> PagingLayout | None:
-    """Return the layout by which handlers find out whether a user-space server delivers a page; None: they cannot."""
+    """
+    Return the layout by which handlers find out whether a user-space server delivers a page.
+
+    Return None if they cannot.
+    """
     if Feature.FIND_VMA not in features or Feature.BTF not in features:
         return None
     types = features.types
@@ -126,7 +131,7 @@ def _userfault(types: KernelTypes) -> int | None:
 
 
 _QUESTION = struct.Struct("=QqQQ")
-"""Argument of the program, an address; then its results: an error, and device and inode number of the mapped file."""
+"""Argument of the program, an address, and its results: an error, and device and inode number of the mapped file."""
 
 
 def _identification(layout: VmaLayout) -> Assembled:

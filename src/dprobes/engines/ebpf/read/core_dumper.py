@@ -3,8 +3,8 @@ Core files for ``exit 3``: the core dump of a process that a handler has stopped
 
 The writer's command is ``python -m dprobes.engines.ebpf.read.core_dumper PID TID STOPS``. It traces the threads with
 ptrace while it writes the file to standard output. It reads the original bytes of breakpoints from standard input, and
-writes errors to standard error. The kernel resumes the threads when the writer exits. STOPS is the descriptor of the
-list of stopped processes (``stop_guard``), in which the writer records that the process was resumed.
+writes errors to standard error. When it exits, the kernel resumes the threads. STOPS is the descriptor of the list of
+stopped processes (``stop_guard``), in which the writer records that the process was resumed.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Dump:
 
     def finish(self, *, abandoned: bool = False) -> Notice:
         """
-        Wait for the writer, or kill it with ``abandoned``; resume the process, and return the notice for the user.
+        Wait for the writer, or kill it if ``abandoned``; resume the process, and return the notice for the user.
 
         An incomplete file is deleted.
         """

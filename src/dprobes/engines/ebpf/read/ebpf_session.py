@@ -167,7 +167,7 @@ class EbpfSession(Attachment):
             self._stack = stack.pop_all()
 
     def _prepare_replacement(self) -> AbstractContextManager[Replacement | None]:
-        """Return the context manager in which the session to be replaced is held still; it yields None without one."""
+        """Return a context manager that prevents changes of the session to be replaced. It yields None without one."""
         if self._job.replaces is None:
             return contextlib.nullcontext()
         from dprobes.engines.ebpf.read.session_switchover import Replacement, session_to_replace
@@ -188,7 +188,7 @@ class EbpfSession(Attachment):
         self._sees_the_kernel = found.kernel is not None or bool(found.events)
 
     def _install(self, found: Findings, stack: contextlib.ExitStack) -> Installation:
-        """Create the maps of the program, and compile its handlers for the found files; ``stack`` closes the result."""
+        """Create the maps of the program, and compile its handlers for the found files. ``stack`` closes the result."""
         scope, principal = self._job.scope, self._job.principal
         namespace = pid_namespace_of(scope) if self._settings.pid_namespace else None
         common = principal._installed.maps if isinstance(principal, EbpfSession) else None  # noqa: SLF001
@@ -238,7 +238,7 @@ class EbpfSession(Attachment):
             stack.callback(self._cpus.close)
 
     def _attach(self, installed: Installation, replacement: Replacement | None) -> None:
-        """Attach the handlers; with a ``replacement`` they take over from those of the session that it replaces."""
+        """Attach the handlers. If there is a ``replacement``, they take over from the replaced session's handlers."""
         scope = self._job.scope
         states = installed.attach()
         self._notices += [*states, *notes_of_outsiders(states, scope, processes_of(scope))]
@@ -254,9 +254,9 @@ class EbpfSession(Attachment):
 
     def _begin_reading(self, installed: Installation, stack: contextlib.ExitStack) -> None:
         """
-        Create the stream of records from the ring buffer; ``stack`` closes it.
+        Create the stream of records from the ring buffer. ``stack`` closes it.
 
-        The modules for that are imported only now: the handlers were attached earlier.
+        Its modules are imported only now, after the handlers were attached.
         """
         from dprobes.engines.ebpf.read.held_records import HeldRecords, progress
         from dprobes.engines.ebpf.read.record_stream import RecordStream
@@ -293,7 +293,7 @@ class EbpfSession(Attachment):
         return stack.enter_context(contextlib.closing(self._user_stacks))
 
     def _watch_images(self, stack: contextlib.ExitStack) -> Callable[[], None]:
-        """Start to report mappings to ``images`` of the job, if any; return a function that reports new ones."""
+        """Start to report mappings to ``images`` of the job, if any. Return a function that reports new ones."""
         if self._job.images is None:
             return lambda: None
         from dprobes.engines.ebpf.read.image_watch import ImageWatch
@@ -328,7 +328,7 @@ class EbpfSession(Attachment):
         return True
 
     def end_command(self) -> int | None:
-        """Send SIGTERM to the command, and return its wait status; None as for ``Attachment.end_command``."""
+        """Send SIGTERM to the command and return its wait status. None is as for ``Attachment.end_command``."""
         return None if self._command is None else self._command.end()
 
     # Data that clients may read and change
@@ -338,7 +338,7 @@ class EbpfSession(Attachment):
         self._requests.wake()
 
     def counts(self) -> tuple[Counts, ...]:
-        """Return the counts so far, in the order of ``probes``; records count before ``poll`` emits them."""
+        """Return the counts so far, in the order of ``probes``. Records count before ``poll`` emits them."""
         return self._readings.counts()
 
     def local_variables(self) -> list[int]:
@@ -350,7 +350,7 @@ class EbpfSession(Attachment):
         return self._readings.cpu_variables()
 
     def tables(self) -> tuple[TableContents, ...]:
-        """Return the contents of the keyed tables; report new mappings of processes first, for addresses in keys."""
+        """Return the contents of the keyed tables. Report new mappings of processes first, for addresses in keys."""
         contents = self._readings.tables()
         self._look_at_images()
         return contents
@@ -372,7 +372,7 @@ class EbpfSession(Attachment):
         self._readings.change(changes)
 
     def remove(self, probes: Sequence[int]) -> None:
-        """Remove probepoints, given by index; ``poll`` reports those that had not ended as REMOVED."""
+        """Remove probepoints by index. ``poll`` reports those that had not ended as REMOVED."""
         for probe in probes:
             if not 0 <= probe < len(self.probes):
                 raise IndexError(f"there is no probepoint {probe}: they are 0 to {len(self.probes) - 1}")
@@ -388,7 +388,7 @@ class EbpfSession(Attachment):
     @contextlib.contextmanager
     def held_still(self) -> Iterator[Installation | None]:
         """
-        Return a context manager that prevents changes in the kernel; it yields the installation, None after the end.
+        Return a context manager that prevents changes in the kernel. It yields the installation, or None after the end.
 
         Raise ``EngineError`` if another session has already replaced this one.
         """
@@ -551,7 +551,7 @@ class EbpfSession(Attachment):
             yield from self._stopped_processes.take(ended)
 
     def _hidden(self, pid: int) -> dict[int, int]:
-        """Return the original bytes under the breakpoints in a process, keyed by address; empty if it has ended."""
+        """Return the original bytes under the breakpoints in a process, by address. There are none if it has ended."""
         from dprobes.engines.ebpf.read.core_dumper import breakpoints_in
 
         with contextlib.suppress(TargetError):

@@ -1,9 +1,9 @@
 """
 Log on success: records that are held back until their instruction is known to have completed.
 
-A record whose instruction may fault is uncertain at first. It becomes certain when its thread reaches another hit, or
-is found beyond the instruction; a signal for the instruction drops it. Records after an uncertain one are held back,
-too, so that records keep the order of the ring.
+A record is uncertain if its instruction may fault. It becomes certain when its thread reaches another hit, or is found
+beyond the instruction. A signal for the instruction drops it. Records after an uncertain one are held back, too, so
+that records keep the order of the ring.
 
 A million records may arrive in a second, but few signals. So records are packed, or plain pairs in a list, and their
 thread ids are in another list. The last record of each thread is searched for only on demand.
@@ -47,8 +47,8 @@ class HeldQueue:
     """
     Queue of held records, single or packed, and of the items between them, numbered in ascending order.
 
-    A part of the queue is a list or a record table. To drop a packed record splits its part. ``first`` is the number of
-    the first item, ``end`` the number after the last item.
+    A part of the queue is a list or a record table. Dropping a packed record splits its part. ``first`` is the number
+    of the first item, ``end`` the number after the last item.
     """
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class HeldQueue:
         self._firsts.append(self.end)
 
     def probe(self, number: int) -> int:
-        """Return the probepoint of the record ``number``; the item must be a record."""
+        """Return the probepoint of the record with a number. The item must be a record."""
         at = bisect_right(self._firsts, number) - 1
         item = self._parts[at][number - self._firsts[at]]
         assert isinstance(item, tuple), "this item is a record"
@@ -123,16 +123,17 @@ _LONG_ENOUGH = 1_000_000
 """
 Run time of a thread, in nanoseconds, after which it has certainly executed the instruction.
 
-Out of line an instruction takes ten microseconds; but the run time includes times at which a virtual CPU is stopped.
+Executing an instruction out of line takes ten microseconds, but the run time includes times at which a virtual CPU is
+stopped.
 """
 
 
 def progress(tid: int, mark: int | None = None) -> int:
     """
-    Return ``BEYOND``, or a mark (run time in nanoseconds) to be passed to the next call for the same hit.
+    Return ``BEYOND``, or a mark (run time in nanoseconds) for the next call for the same hit.
 
-    A signal follows a fault at once. But a thread may be preempted between the handler and the instruction. The first
-    call, without a mark, must be made after the handler has ended. Thread ids are those of the initial PID namespace.
+    A signal follows a fault at once, but a thread may be preempted between the handler and the instruction. The first
+    call has no mark; it must be made after the handler has ended. Thread ids are ids in the initial PID namespace.
     """
     number = system_call_of(tid)
     if number is not None and number >= 0:
@@ -169,7 +170,7 @@ HOLDING = 0.5
 _BATCH = 1024
 """Maximum number of records in a batch."""
 _PACKED_BATCH = 4096
-"""Maximum number of packed records in a batch; it is larger, because packed records are rarely read one by one."""
+"""Maximum number of packed records in a batch. It is larger, because packed records are rarely read one by one."""
 
 Progress = Callable[[int, int | None], int]
 """
@@ -182,7 +183,7 @@ thread is beyond the instruction.
 
 class _Thread:
     """
-    A thread and its last record, which arrived at the monotonic time ``stamp``, in seconds.
+    Thread and its last record, which arrived at the monotonic time ``stamp`` in seconds.
 
     ``mark`` is the last result of ``Progress``, and ``look`` the number of drains before that.
     """
@@ -202,7 +203,8 @@ class HeldRecords:
 
     ``faulting`` has the probepoints whose record is dropped if the instruction faults, with the instruction's file
     offset. For probepoints in ``ticketed``, the kernel returns a hit's ticket after a fault. ``progress`` is called for
-    a thread without new records for ``SETTLING`` seconds; None: its records are released after that time.
+    a thread that has no new records for ``SETTLING`` seconds. If it is None, the thread's records are released after
+    that time.
     """
 
     def __init__(
@@ -216,14 +218,14 @@ class HeldRecords:
         self._others = 0
         """Number of items that are not records: ends and dropped records."""
         self._tids: list[int] = []
-        """Thread ids of the last items, which are not in ``_last`` yet; 0: the item is certain."""
+        """Thread ids of the last items, which are not in ``_last`` yet, or 0 for a certain item."""
         self._last: dict[int, int] = {}
         """Number of the last uncertain record of each thread."""
         self._earlier: dict[int, int] = {}
         """Number of the previous record of the same hit, by the number of a record: a hit may have several."""
         self._threads: dict[int, _Thread] = {}
         self._obstacle: _Thread | None = None
-        """Thread of the uncertain record at which the last call of ``take`` stopped; None if there is none."""
+        """Thread of the uncertain record at which the last call of ``take`` stopped, or None."""
         self.faults: Counter[int] = Counter()
         """Number of hits that did not complete the instruction, keyed by probepoint."""
         self.dropped: Counter[int] = Counter()
@@ -235,7 +237,7 @@ class HeldRecords:
 
     @property
     def uncertain(self) -> Container[int]:
-        """Probepoints whose records are uncertain: they must be added with their thread."""
+        """Probepoints whose records are uncertain. Their records must be added with their thread."""
         return self._faulting
 
     def expect(self, faulting: Mapping[int, int]) -> None:
@@ -248,10 +250,10 @@ class HeldRecords:
         self, records: Sequence[tuple[int, bytes]], tids: Sequence[int], stamp: float, *, is_trace: bool = False
     ) -> None:
         """
-        Add records that arrived at the time ``stamp``, (number of the probepoint, bytes) each.
+        Add records that arrived at the time ``stamp``, as pairs of a probepoint's number and bytes.
 
-        ``tids`` has the thread of each; 0: no fault can make the record invalid. With ``is_trace`` they are stack
-        traces, which follow the record of their hit.
+        ``tids`` has the thread of each record, or 0 if no fault can make it invalid. With ``is_trace``, the records are
+        stack traces, which follow the record of their hit.
         """
         threads = {tid: _Thread(tid, stamp) for tid in set(tids)}
         self._threads |= threads
@@ -271,9 +273,9 @@ class HeldRecords:
 
     def add_packed(self, records: RecordTable, tids: Sequence[int] | int, stamp: float) -> None:
         """
-        Add packed records that arrived at the time ``stamp``, none of which is a stack trace.
+        Add packed records that arrived at the time ``stamp``. None may be a stack trace.
 
-        ``tids`` is a thread id for each record, or one for all; 0: no fault can make the record invalid.
+        ``tids`` is a thread id for each record, or one for all. It is 0 if no fault can make the record invalid.
         """
         if self._shared:
             self.add(list(records), [tids] * len(records) if isinstance(tids, int) else tids, stamp)
@@ -303,9 +305,9 @@ class HeldRecords:
 
     def _join(self, number: int, probe: int, tid: int, *, is_trace: bool) -> None:
         """
-        Link the record ``number`` to the thread's previous record if both are of one hit: a fault drops both.
+        Link a record to the thread's previous record if both belong to one hit, so that a fault drops both.
 
-        ``probe`` is the probepoint and ``tid`` the thread; with ``is_trace`` the record is a stack trace.
+        ``probe`` is the probepoint and ``tid`` the thread. With ``is_trace``, the record is a stack trace.
         """
         last = self._last.get(tid)
         if last is None or self._faulting[self._probe(last)] != self._faulting[probe]:
@@ -314,7 +316,7 @@ class HeldRecords:
             self._earlier[number] = last
 
     def _hit(self, number: int | None) -> Iterator[int]:
-        """Iterate over the numbers of a hit's records up to ``number``, the last first; some may have been released."""
+        """Iterate over the numbers of a hit's records down from ``number``. Some records may have been released."""
         while number is not None:
             yield number
             number = self._earlier.get(number)
@@ -324,7 +326,7 @@ class HeldRecords:
 
     def drop(self, tid: int, ip: int, *, has_tickets: bool) -> None:
         """
-        Drop the last records of a thread because of a signal, if the instruction at ``ip`` can be that of their hit.
+        Drop the last records of a thread after a signal, if they can belong to the instruction at ``ip``.
 
         ``has_tickets`` is True if the kernel returned tickets of the hit.
         """
@@ -395,7 +397,7 @@ class HeldRecords:
         yield from _batches_of(left[start:])
 
     def _has_settled(self, thread: _Thread, now: float, parsed: int, drains: int) -> bool:
-        """Return whether the last record of a thread can be released; the arguments are those of ``take``."""
+        """Return True if the last record of a thread can be released. The arguments are those of ``take``."""
         if thread.stamp + HOLDING <= now:
             return True
         if thread.stamp + SETTLING > now:

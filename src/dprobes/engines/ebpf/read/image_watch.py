@@ -1,7 +1,8 @@
 r"""
 Mappings of code, execve and fork of processes, from the kernel's ring of a perf event on each CPU.
 
-Layouts are those of perf_event_open(2), "MMAP layout". A ring is a page of positions, then the data, a power of two::
+Layouts are those of perf_event_open(2), "MMAP layout". A ring is a page of positions, followed by the data, whose size
+is a power of two::
 
     page 0   1024  u64 data_head: the kernel's position | u64 data_tail: the reader's; both only grow
 
@@ -77,7 +78,7 @@ class MappedFile(NamedTuple):
 
 class Executed(NamedTuple):
     """
-    A successful execve of a process, with its new name; events of its new mappings follow.
+    Successful execve of a process, with its new name. Events of its new mappings follow.
 
     ``time`` is CLOCK_MONOTONIC in nanoseconds.
     """
@@ -99,7 +100,7 @@ News = MappedFile | Executed | ForkedProcess
 
 
 class ProcessNews:
-    """Reader of the events of all processes from now on; the constructor raises OSError if the kernel refuses."""
+    """Reader of the events of all processes from now on. The constructor raises OSError if the kernel refuses."""
 
     def __init__(self) -> None:
         self._rings: list[_Ring] = []
@@ -115,8 +116,8 @@ class ProcessNews:
         """
         Return the events since the last call, in the order of time.
 
-        The rings are read one after the other. So events after the start of this call wait for the next one: otherwise
-        an event of a process could precede its fork.
+        The rings are read one after the other, so an event of a process could be read before its fork. Therefore,
+        events after the start of this call wait for the next one.
         """
         now = time.monotonic_ns()
         pieces = [ring.take() for ring in self._rings]
@@ -194,9 +195,9 @@ class ImageWatch:
     """
     Watch that reports mappings, execve and fork of the processes in a scope to ``images``.
 
-    They are needed for the symbols and stacks of processes that have ended. For a process tree, ``pid`` is its first
-    process; only processes of the tree are reported. If the kernel does not provide events, only the symbols of ended
-    processes are missing.
+    The reports are needed for the symbols and stacks of processes that have ended. For a process tree, ``pid`` is its
+    first process; only processes of the tree are reported. If the kernel does not provide events, only the symbols of
+    ended processes are missing.
     """
 
     def __init__(self, images: ProcessImages, scope: Scope, pid: int | None = None) -> None:

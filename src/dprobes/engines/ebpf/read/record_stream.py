@@ -1,5 +1,5 @@
 """
-Decoder of a ring's entries: records, whose process names are cut at the NUL, ends of probepoints, and signals.
+Decoder of a ring's entries: records, ends of probepoints, and signals. Process names are cut at the NUL.
 
 A piece of the ring is copied unchanged, with headers and discarded entries (``bpf_objects``). Long runs of records of
 one size are packed without a loop over the records.
@@ -47,10 +47,10 @@ _SIGNAL = struct.Struct("=QII")
 
 class EntryReader:
     """
-    Decoder of pieces of the ring, which adds their contents to ``held``; ``stacks`` unwinds call stacks.
+    Decoder of pieces of the ring, which adds their contents to ``held``. ``stacks`` unwinds call stacks.
 
-    ``bank_size``, a power of two, is the distance between the two entries of a probepoint in the probe table; entries
-    of the ring have the index of one of these.
+    ``bank_size``, a power of two, is the distance between the two entries of a probepoint in the probe table. A ring
+    entry has the index of one of these.
     """
 
     def __init__(self, held: HeldRecords, bank_size: int, stacks: UserStacks | None = None) -> None:
@@ -68,9 +68,10 @@ class EntryReader:
 
     def _read_packed(self, data: bytes, span: Span, stamp: float) -> bool:
         """
-        Decode entries of the same length as packed records if all are records of probepoints, and none a stack trace.
+        Decode entries of the same length as packed records.
 
-        ``span`` is their place in ``data``, ``stamp`` as in ``read``. Return False, and decode none, if they are not.
+        They must all be records of probepoints, and none a stack trace; otherwise decode none and return False.
+        ``span`` is their place in ``data``, ``stamp`` as in ``read``.
         """
         if self._stacks is not None:
             return False
@@ -101,9 +102,10 @@ class EntryReader:
 
     def _read_mixed(self, data: bytes, span: Span, stamp: float) -> bool:
         """
-        Decode entries of a few lengths as packed records, if those of each length are records of one kind.
+        Decode entries of a few lengths as packed records.
 
-        ``span`` is their place in ``data``, ``stamp`` as in ``read``. Return False, and decode none, if they are not.
+        The entries of each length must be records of one kind; otherwise decode none and return False. ``span`` is
+        their place in ``data``, ``stamp`` as in ``read``.
         """
         if self._stacks is not None or span.stop - span.start < _MIXED_MIN:
             return False
@@ -129,8 +131,8 @@ class EntryReader:
         """
         Return the thread id of each record that a fault of its instruction makes invalid, and 0 for other records.
 
-        ``table`` has ``count`` entries of ``stride`` bytes; ``probes`` is the probepoint of each, or one for all. The
-        result is one number if all would be the same.
+        ``table`` has ``count`` entries of ``stride`` bytes. ``probes`` has the probepoint of each record, or is one for
+        all. The result is a single number if all thread ids would be equal.
         """
         uncertain = self._held.uncertain
         if isinstance(probes, int):
@@ -193,7 +195,7 @@ class EntryReader:
         held.add(records, tids, stamp)
 
     def _canonical(self, data: bytes, start: int, stop: int) -> bytes:
-        """Return a record with the process name cut after its NUL; in the ring it is padded with zeros."""
+        """Return a record with the process name cut after its NUL. In the ring, the name is padded with zeros."""
         flags = int.from_bytes(data[start : start + 4], "little")
         place = self._name_places.get(flags)
         if place is None:
@@ -215,7 +217,7 @@ class Overflow:
         self._start = self._end = 0
 
     def write(self, data: memoryview | bytes) -> bool:
-        """Append data; return False, and append nothing, if there is no room."""
+        """Append data. Return False, and append nothing, if there is no room."""
         if self._end + len(data) > self._limit:
             return False
         try:
@@ -255,10 +257,10 @@ _OVERFLOW = 1 << 30
 
 class _Piece(NamedTuple):
     """
-    A piece of the ring, in memory or in the overflow file.
+    Piece of the ring, in memory or in the overflow file.
 
-    ``data`` is empty for a piece in the file, whose size in bytes is ``size``. ``stamp`` is the monotonic time
-    in seconds, and ``drain`` the number of the drain, at which the piece was copied from the ring.
+    ``data`` is empty for a piece in the file, which has ``size`` bytes. ``stamp`` is the monotonic time in seconds, and
+    ``drain`` the number of the drain, at which the piece was copied from the ring.
     """
 
     data: bytes
@@ -305,9 +307,9 @@ class Spool:
 
     def add(self, data: memoryview | bytes, now: float, *, is_all: bool = True) -> None:
         """
-        Add a copy of ``data``, the contents of the ring at the monotonic time ``now``; it may be empty.
+        Add a copy of ``data``, the contents of the ring at the monotonic time ``now``. It may be empty.
 
-        Without ``is_all``, the ring may have contained more.
+        If ``is_all`` is False, the ring may have contained more.
         """
         self._drained = now
         self._drains += is_all
@@ -348,9 +350,7 @@ _SPOOL_SIZE = 64 << 20
 """Maximum number of bytes of undecoded data in memory."""
 
 _PIECE = 1 << 20
-"""
-Approximate number of bytes taken from the ring at once: decoding them takes a few milliseconds.
-"""
+"""Approximate number of bytes taken from the ring at once. Decoding them takes a few milliseconds."""
 
 _TURN = 0.1
 """Maximum number of seconds for which one turn releases records, before other work is done."""
@@ -366,7 +366,7 @@ class RecordStream:
     """
     Stream of a run's records, read from its ring in turns.
 
-    ``status`` are the 64-bit words of STATUS, one of which shows that the reader sleeps.
+    ``status`` has the 64-bit words of STATUS, one of which shows that the reader sleeps.
     """
 
     def __init__(
@@ -391,7 +391,7 @@ class RecordStream:
         return self._spool.is_empty and not self._ring.pending
 
     def _take(self) -> bool:
-        """Move the contents of the ring to the spool; return whether there were any."""
+        """Move the contents of the ring to the spool; return True if there were any."""
         ring, spool = self._ring, self._spool
         for number in range(max(1, ring.size // _PIECE)):
             if spool.is_full:
@@ -450,7 +450,7 @@ class RecordStream:
 
     def rest(self) -> Iterator[RecordBatch | Ended | None]:
         """
-        Iterate over all remaining items; call this when no handler runs any more.
+        Iterate over all remaining items. Call this when no handler can run any more.
 
         Yield None after a piece whose items are all held back, so that the caller can do other work.
         """

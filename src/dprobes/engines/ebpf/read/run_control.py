@@ -1,8 +1,8 @@
 """
 Access of other threads to a run while one thread iterates over its events: counts, variables and requests.
 
-Requests are only recorded; the thread that iterates carries them out. All methods may be called before the run begins,
-and after it has ended: then they return the last values.
+Requests are only recorded; the iterating thread carries them out. All methods may be called before the run begins, and
+after it has ended. Then they return the last values.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ __all__ = ["ProbeCounts", "Readings", "Requests"]
 
 class ProbeCounts:
     """
-    Counts of an installation's probepoints; any thread may call the methods.
+    Counts of an installation's probepoints. Any thread may call the methods.
 
-    They are computed from the probe table, the kernel's counts of missed hits, and the counts of records. Keyed by
-    probepoint, ``faults`` are the numbers of hits whose instruction faulted, ``dropped`` those of their records, and
-    ``given_up`` those of the records that were discarded at the end.
+    The counts are computed from the probe table, the kernel's counts of missed hits, and the counts of records. For
+    each probepoint, ``faults`` has the number of hits whose instruction faulted, ``dropped`` the number of their
+    records, and ``given_up`` the number of records that were discarded at the end.
     """
 
     def __init__(
@@ -90,8 +90,8 @@ class Requests:
     """
     Requests of other threads to a run, and the wake-up of the thread that carries them out.
 
-    ``descriptor`` is readable if there is a request; it is -1 before ``open`` and after ``close``. The methods are
-    reentrant: a signal handler may call them.
+    ``descriptor`` is readable if there is a request. It is -1 before ``open`` and after ``close``. The methods are
+    reentrant, so a signal handler may call them.
     """
 
     def __init__(self) -> None:
@@ -123,7 +123,7 @@ class Requests:
         return [self._removals.popleft() for _ in range(len(self._removals))]
 
     def close(self) -> None:
-        """Close the descriptor; later requests wake no thread."""
+        """Close the descriptor. Later requests wake no thread."""
         with self._lock:
             descriptor, self.descriptor = self.descriptor, -1
             if descriptor >= 0:
@@ -132,9 +132,9 @@ class Requests:
 
 class Readings:
     """
-    Counts and variables of a program in the kernel; after ``close`` their last values.
+    Counts and variables of a program in the kernel. After ``close``, they have their last values.
 
-    ``count`` returns the counts of all probepoints; any thread calls it. Without an installation all are empty.
+    ``count`` returns the counts of all probepoints, and any thread may call it. Without an installation, all are empty.
     """
 
     def __init__(
@@ -173,7 +173,11 @@ class Readings:
             return self._tables
 
     def reset_variables(self, first: int, last: int | None) -> None:
-        """Set the local and CPU variables ``first`` to ``last``, inclusive, to zero; None: to the last one."""
+        """
+        Set the local and CPU variables ``first`` to ``last`` (included) to zero.
+
+        If ``last`` is None, set all from ``first`` on.
+        """
         some = slice(first, None if last is None else last + 1)
         with self._lock:
             if self._installed is not None:
@@ -214,7 +218,7 @@ class Readings:
             self._tables = maps.contents()
 
     def close(self) -> None:
-        """Store the present values; later calls do not access the maps."""
+        """Store the present values. Later calls do not access the maps."""
         with self._lock:
             self._read_counts()
             self._read_variables()

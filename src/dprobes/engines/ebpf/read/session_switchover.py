@@ -1,11 +1,11 @@
 """
 Replacement of a session by another one, hit by hit (``bpf.lower.hits.hit_prologue``).
 
-All steps that can fail come first, and leave the old session unchanged: the new program is loaded and attached while no
+All steps that can fail come first, and do not change the old session: the new program is loaded and attached while no
 hit belongs to it. Then a word in memory switches all handlers at once, and the old links are closed.
 
-While a session is being replaced, no BPF program may be attached for it: at a hit the kernel runs later attached ones
-first.
+While a session is being replaced, no BPF program may be attached for it, because at a hit the kernel runs programs in
+the reverse order of their attachment.
 """
 
 from __future__ import annotations
@@ -61,25 +61,29 @@ class PrivateSite(Descriptor):
             os.close(program)
 
     def execute(self) -> None:
-        """Execute the instructions in this process; their page remains mapped."""
+        """Execute the instructions in this process. Their page remains mapped."""
         ctypes.CFUNCTYPE(None)(map_file(self.fd, len(_CODE)))()
 
 
 class Barrier:
     """
-    Barrier, for one use: ``wait`` returns when all hits that had begun before are over.
+    Barrier for one use: ``wait`` returns when all hits that had begun before it are over.
 
-    It removes a uprobe: the kernel then waits for all running handlers of all uprobes (``uprobe_unregister_sync``).
-    Before Linux 6.12, handlers run under a lock of their uprobe, and no wait is needed.
+    It removes a uprobe, because the kernel then waits for all running handlers of all uprobes
+    (``uprobe_unregister_sync``). Before Linux 6.12, handlers run under a lock of their uprobe, and no wait is needed.
     """
 
     def __init__(self, features: Features) -> None:
-        """Attach an empty BPF program to a site that is not executed; raise OSError or a ``DprobesError``."""
+        """
+        Attach an empty BPF program to a site that is not executed.
+
+        Raise OSError or a ``DprobesError`` if that fails.
+        """
         with PrivateSite(features) as place:
             self._links = place.attach(finished(Assembler()), {})
 
     def wait(self) -> None:
-        """Wait until all hits that have begun are over; a second call does nothing."""
+        """Wait until all hits that have begun are over. A second call does nothing."""
         self._links.close()
 
 
@@ -88,7 +92,7 @@ _PROGRAMS = 3
 
 def runs_newest_first(features: Features) -> bool:
     """
-    Return whether a uprobe runs later attached BPF programs before others; raise OSError with the kernel's error.
+    Return True if a uprobe runs later attached BPF programs first; raise OSError with the kernel's error.
 
     Replacement depends on this order (``bpf.lower.hits.hit_prologue``), which is not documented. The list of a uprobe's
     consumers grows at its head (``consumer_add`` in ``kernel/events/uprobes.c``), before and since Linux kernel commit
@@ -172,7 +176,7 @@ def _checked(session: Attachment) -> ReplaceableSession:
 
 
 class Replacement:
-    """Replacement of a session, which cannot change meanwhile; ``old`` is its installation, None if it has ended."""
+    """Replacement of a session, which cannot change meanwhile. ``old`` is its installation, or None if it has ended."""
 
     def __init__(self, session: ReplaceableSession, old: Installation | None, features: Features) -> None:
         self._session = session
@@ -182,7 +186,7 @@ class Replacement:
     @classmethod
     @contextlib.contextmanager
     def of(cls, session: ReplaceableSession, features: Features) -> Iterator[Replacement]:
-        """Yield the replacement of a session; unless the caller calls ``take_over``, the old session continues."""
+        """Yield the replacement of a session. The old session continues unless the caller calls ``take_over``."""
         with session.held_still() as old:
             yield cls(session, old, features)
 

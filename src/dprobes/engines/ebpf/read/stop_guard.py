@@ -2,9 +2,9 @@
 List of the processes that ``exit 3`` has stopped, and a guard process that resumes them.
 
 The guard resumes them if dprobes is killed before their core dumps are written. Handlers write the list, which the
-engine, the writer of a core dump, and the guard share (``bpf.core_stop_layout``). Each of these records in the list
-that it has resumed a process. If it is killed just before, the process may be resumed twice, but at least once.
-Processes that another tool has stopped meanwhile remain stopped.
+engine, the writer of a core dump, and the guard share (``bpf.core_stop_layout``). Each of these three records in the
+list that it has resumed a process. If it is killed between the resumption and the record, the process is resumed twice;
+it is never left stopped. A process that another tool has stopped meanwhile remains stopped.
 
 The guard is started before the first handler is attached, in its own session, so that signals of a terminal do not
 reach it. It waits for the end of a pipe, or of the process that has started it; then no link is left. While a core dump
@@ -54,7 +54,8 @@ class Stop(NamedTuple):
     """
     Entry of the list: its index ``place``, the stopped process ``pid``, and the time of the stop.
 
-    ``keeper`` is the id of the process that is to resume it; 0: none yet. ``time`` is CLOCK_MONOTONIC in nanoseconds.
+    ``keeper`` is the id of the process that will resume it, or 0 if there is none yet. ``time`` is CLOCK_MONOTONIC in
+    nanoseconds.
     """
 
     place: int
@@ -69,7 +70,11 @@ class Stop(NamedTuple):
 
 
 class CoreStops:
-    """List of stopped processes, mapped from the descriptor of its BPF map, which remains open; a context manager."""
+    """
+    List of stopped processes, mapped from the descriptor of its BPF map, which remains open.
+
+    It is a context manager.
+    """
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -90,7 +95,7 @@ class CoreStops:
         self._memory.close()
 
     def end(self) -> None:
-        """Prevent handlers from stopping further processes; after the return no handler adds an entry."""
+        """Prevent handlers from stopping further processes. After the return, no handler adds an entry."""
         self._words[CLOSED // 8] = 1
         time.sleep(_LOOK)  # enough for the store to be visible before the list is read next
 
@@ -99,7 +104,7 @@ class CoreStops:
         return [stop for stop in self._noted() if stop.keeper != ENDED and not _is_another(stop)]
 
     def has(self, pid: int) -> bool:
-        """Return whether a process has an entry, resumed or not; without one, a full list prevented its stop."""
+        """Return True if a process has an entry, resumed or not. If it has none, a full list prevented its stop."""
         return any(stop.pid == pid for stop in self._noted())
 
     def unheard(self, seconds: float) -> list[int]:
@@ -113,10 +118,11 @@ class CoreStops:
 
     def let_go_on(self, pid: int, *, was_stopped: bool | None = None) -> None:
         """
-        Resume a process that a handler has stopped; do nothing if it has no entry, or was resumed before.
+        Resume a process that a handler has stopped. Do nothing if it has no entry, or was resumed before.
 
-        ``was_stopped`` is true if the process was seen stopped; None: check now. If it was, and has one entry, a
-        pending SIGSTOP is from another tool: then the process remains stopped until that tool resumes it.
+        ``was_stopped`` is True if the process was seen stopped; if it is None, check this now. If the process was
+        stopped and has one entry, a pending SIGSTOP is from another tool. Then the process remains stopped until that
+        tool resumes it.
         """
         mine = self._of(pid)
         if not mine:
@@ -156,7 +162,7 @@ def is_stop_pending(pid: int) -> bool:
 
 def await_stop(pid: int) -> bool:
     """
-    Wait until all threads have stopped; return False if one still runs after a second, or the process has ended.
+    Wait until all threads have stopped. Return False if one still runs after a second, or the process has ended.
 
     A thread in uninterruptible sleep may take longer.
     """
@@ -185,7 +191,7 @@ _PATIENCE = 1.0
 
 
 class StopGuard:
-    """The guard, as seen by the process for whose end it waits; ``descriptor`` is that of the list."""
+    """Guard process, seen from the process for whose end it waits. ``descriptor`` is the descriptor of the list."""
 
     def __init__(self, descriptor: int) -> None:
         """Start the guard; raise OSError if that fails."""
@@ -231,7 +237,7 @@ class StopGuard:
         return has_ended
 
     def close(self) -> None:
-        """Make the guard resume the remaining processes, and wait for its end; no handler may run any more."""
+        """Make the guard resume the remaining processes, and wait for its end. No handler may run any more."""
         os.close(self._ours)
         self._process.wait()
 

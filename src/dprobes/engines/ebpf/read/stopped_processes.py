@@ -1,8 +1,8 @@
 """
-Processes that ``exit 1`` and ``exit 3`` have stopped: they are handed to a debugger, or their core dump is written.
+Processes that ``exit 1`` and ``exit 3`` have stopped. They are handed to a debugger, or their core dump is written.
 
-A BPF program sends SIGSTOP, which the kernel delivers after the probed instruction: the debugger or the core shows the
-state after this instruction.
+A BPF program sends SIGSTOP, which the kernel delivers after the probed instruction. So the debugger or the core file
+shows the state after this instruction.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _UNHEARD = 2.0
 
 
 class StoppedProcesses:
-    """Stopped processes of a run; ``hidden`` returns the original bytes of the breakpoints in a process."""
+    """Stopped processes of a run. ``hidden`` returns the original bytes of the breakpoints in a process."""
 
     def __init__(self, debuggers: Debuggers, core_directory: str, hidden: Callable[[int], dict[int, int]]) -> None:
         self._debuggers = debuggers
@@ -73,7 +73,7 @@ class StoppedProcesses:
             ) from error
 
     def close(self) -> None:
-        """Resume all processes that are stopped for a core dump; no handler may run any more."""
+        """Resume all processes that are stopped for a core dump. No handler may run any more."""
         if self._guard is not None:
             self._guard.close()
             self._guard = None
@@ -87,7 +87,7 @@ class StoppedProcesses:
         return self._debuggers.is_idle and not self._dumps
 
     def take(self, ended: Ended) -> Iterator[Event]:
-        """Hand a stopped process to a debugger, or start its core dump; the probepoint must have been removed."""
+        """Hand a stopped process to a debugger, or start its core dump. The probepoint must have been removed."""
         name = process_field(ended.tid, "Name") or "ended"
         if ended.reason == DEBUGGER:
             pointer = _pointer(ended.tid)
@@ -115,7 +115,7 @@ class StoppedProcesses:
             self._stops.let_go_on(ended.pid)
 
     def look(self, *, is_quiet: bool = False) -> Iterator[Event]:
-        """Check debuggers, core files and the guard; call this often. With ``is_quiet`` the ring is empty."""
+        """Check debuggers, core files and the guard. Call this often. With ``is_quiet``, the ring is empty."""
         if not self._debuggers.is_idle:
             yield from self._debuggers.look()
         for dump in [dump for dump in self._dumps if dump.is_done]:
@@ -135,7 +135,7 @@ class StoppedProcesses:
                 yield Notice(f"no core of process {pid}: the ring had no room for its hit; the process continues")
 
     def abandon(self) -> Iterator[Event]:
-        """Delete unfinished core files at the end of the run, and resume their processes; yield notices."""
+        """Delete unfinished core files at the end of the run, resume their processes, and yield notices."""
         while self._dumps:
             dump = self._dumps.pop()
             yield dump.finish(abandoned=not dump.is_done)

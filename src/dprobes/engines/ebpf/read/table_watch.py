@@ -37,7 +37,7 @@ class _Stock(NamedTuple):
 
 
 class OverloadWatch:
-    """Overload guard of one program in the kernel; ``budget`` is the share of a CPU that its hits may take."""
+    """Overload guard of one program in the kernel. ``budget`` is the share of a CPU that its hits may take."""
 
     def __init__(self, program: Program, installed: Installation, budget: float) -> None:
         load = installed.maps.load
@@ -99,7 +99,7 @@ class OverloadWatch:
 
 
 class TableWatch:
-    """Watch on the maps of a program in the kernel for losses and uncaught exceptions; each event is reported once."""
+    """Watch on the maps of a program in the kernel for losses and uncaught exceptions. Each event is reported once."""
 
     def __init__(self, program: Program, installed: Installation) -> None:
         self._program = program
@@ -117,7 +117,7 @@ class TableWatch:
 
     def look(self, *, is_quiet: bool) -> Iterator[Event]:
         """
-        Iterate over new events; call this at intervals of ``interval`` seconds.
+        Iterate over new events. Call this at intervals of ``interval`` seconds.
 
         With ``is_quiet``, the ring is empty and no record is held back.
         """

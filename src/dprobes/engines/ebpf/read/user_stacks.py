@@ -1,7 +1,7 @@
 """
 User-space call stacks: from the snapshots that handlers take to the addresses in records and keys of tables.
 
-In the ring a snapshot precedes its record or key; the stack is unwound when the snapshot is read (``copied_stacks``).
+In the ring, a snapshot precedes its record or key. The stack is unwound when the snapshot is read (``copied_stacks``).
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _WORDS = struct.Struct(f"={SNAPSHOT_REGISTERS}Q")
 
 class UserStacks:
     """
-    Stacks whose records have not arrived yet, keyed by the number of the handler's state and the offset in the log.
+    Stacks whose records have not arrived yet, by the number of the handler's state and the offset in the log.
 
-    ``images`` has the mappings of processes, for those that have ended; ``look`` updates it. ``stores`` has the keyed
-    tables with call stacks, by number.
+    ``images`` has the mappings of processes that have ended; ``look`` updates it. ``stores`` has the keyed tables with
+    call stacks, by number.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class UserStacks:
         """
         Apply the ring entry ``data[start:stop]``, which refers to a call stack, to its keyed table.
 
-        TALLY tallies a number or stores bytes under its key; UNTALLY, with ``is_removal``, deletes the key.
+        TALLY tallies a number or stores bytes under its key. UNTALLY, with ``is_removal``, deletes the key.
         """
         number, state, value = TALLY.unpack_from(data, start)
         store = self._stores[number]
