@@ -37,9 +37,11 @@ class Runner:
         self.source = directory / "stacks.rpn"
         self.source.write_text(PROGRAM)
 
-    def __call__(self, *options: str, status: int = 0) -> subprocess.CompletedProcess[str]:
+    def __call__(self, *options: str, status: int = 0, text: str | None = None) -> subprocess.CompletedProcess[str]:
+        """Run the program ``text`` in DProbes C, or without it the one in the file ``source``."""
         engine = () if "--engine" in options else ("--engine", "ptrace")
-        command = [*DPROBES, "run", str(self.source), *engine, *options, "--", str(self._target)]
+        program = (str(self.source),) if text is None else ("-e", text)
+        command = [*DPROBES, "run", *program, *engine, *options, "--", str(self._target)]
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=TIMEOUT, cwd=self._directory, check=False
         )
@@ -170,6 +172,82 @@ def test_the_examples_find_what_is_busy_and_what_waits(tmp_path: Path) -> None:
             stack, _, weight = line.rpartition(" ")
             weights[function in stack] += int(weight)
         assert weights[True] >= (200_000 if options else 10), done.stdout  # 20 times 10 ms of waiting
+
+
+TABLES = (
+    "callstacks:here() { @[comm, ustack(100)] = count(); @twice[ustack(100)] = sum(2); @most[ustack(100)] = max(2); }"
+)
+
+
+@pytest.mark.parametrize("engine", ["ptrace", "inline"])
+def test_the_stacks_in_a_table_are_those_of_records(run_with: Runner, tmp_path: Path, engine: str) -> None:
+    """Of a run and of its trace file: counts of a table weigh as records do, and sums by their value."""
+    weights = folded(run_with("--stacks", "folded").stdout)
+    options = ("--engine", engine, "--stacks")
+    table = run_with(*options, "folded", "--weight", "@", "-o", "run.dpt", text=TABLES)
+    assert folded(table.stdout) == weights
+    assert "@[" not in table.stdout
+    assert "@twice[" in table.stdout
+    log = dprobes(tmp_path, "log", "run.dpt", "--stacks", "folded", "--weight", "@")
+    assert folded(log.stdout) == weights
+    for text in (run_with(*options, "folded", "--weight", "@twice", text=TABLES).stdout,
+                 dprobes(tmp_path, "log", "run.dpt", "--stacks", "folded", "--weight", "@twice").stdout):  # fmt: skip
+        found = [line.rpartition(" ") for line in text.splitlines() if line.startswith("_start;")]
+        below = Counter({("callstacks", *stack.split(";")): int(weight) for stack, _, weight in found})
+        assert below == {stack: 2 * weight for stack, weight in weights.items() if stack[1] == "_start"}
+    dprobes(tmp_path, "log", "run.dpt", "--stacks", "now.html", "--weight", "@", "--baseline", "run.dpt")
+    match = re.search(r"^const data = (.*);$", (tmp_path / "now.html").read_text(), re.MULTILINE)
+    assert match is not None
+    assert json.loads(match[1])["rows"][0][1:] == ["all", sum(weights.values()), sum(weights.values())]
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "said", "hint"),
+    [
+        (
+            TABLES,
+            ["folded"],
+            "several tables have call stacks as keys: @ and @twice",
+            "name the one of the profile: --weight @",
+        ),
+        (
+            TABLES,
+            ["folded", "--weight", "@most"],
+            "no table '@most' has call stacks as keys, and counts or sums",
+            "the tables with both: @ and @twice",
+        ),
+        (
+            TABLES,
+            ["now.pftrace", "--weight", "@twice"],
+            "table '@twice' has no times of its stacks, which a trace needs",
+            "log the stacks instead, or write a flame graph: --stacks FILE.html",
+        ),
+        (
+            "callstacks:here() { @[comm] = count(); }",
+            ["folded", "--weight", "@"],
+            "no table '@' has call stacks as keys, and counts or sums",
+            None,
+        ),
+    ],
+)
+def test_a_table_that_makes_no_profile_is_refused(
+    run_with: Runner, text: str, options: list[str], said: str, hint: str | None
+) -> None:
+    done = run_with("--stacks", *options, text=text, status=1)
+    assert done.stderr == f"dprobes: error: {said}\n" + (f"hint: {hint}\n" if hint else "")
+
+
+def test_conditions_do_not_select_from_a_table(run_with: Runner, tmp_path: Path) -> None:
+    run_with("-o", "run.dpt", text=TABLES)
+    options = ("--stacks", "folded", "--weight", "@", "--filter", "tid == pid")
+    done = dprobes(tmp_path, "log", "run.dpt", *options, status=2)
+    assert "--weight @ is a whole table: leave out the conditions" in done.stderr
+
+
+def test_a_table_without_stacks_leaves_the_profile_empty(run_with: Runner) -> None:
+    never = "callstacks:here() { if (pid == 0) @[ustack()] = count(); }"
+    done = run_with("--stacks", "folded", text=never)
+    assert "dprobes: note: table '@' is empty, and so is the profile\n" in done.stderr
 
 
 @pytest.mark.parametrize("engine", ["ptrace", pytest.param("ebpf", marks=needs_root)])

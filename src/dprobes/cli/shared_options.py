@@ -281,7 +281,9 @@ stacks_options = with_options(
         "for pprof, .pftrace for Perfetto, .folded is text.",
     ),
     click.option(
-        "--weight", metavar="FIELD", help="The field with the weight of each stack of --stacks; by default it is 1."
+        "--weight",
+        metavar="FIELD|@TABLE",
+        help="The field with the weight of each stack of --stacks, by default 1, or the table that has the stacks.",
     ),
     click.option(
         "--baseline",

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dprobes.keyed.table_layout import Names, TableContents
     from dprobes.record.record_origin import RecordSource
     from dprobes.rpn.keyed_tables import Table
-    from dprobes.target.code_names import LocatedCode
+    from dprobes.target.code_names import CodeName, LocatedCode
     from dprobes.target.process_images import ProcessImages
     from dprobes.trace.carried_names import CarriedNames
 
@@ -71,13 +71,27 @@ class ProcessAddresses:
         name = self._symboliser.code_name(address, self._record(address, pid), None)
         return () if name is None else name.inlined_texts
 
+    def frame_at(self, address: int, pid: int | None, *, is_caller: bool) -> CodeName | None:
+        """
+        Return the parts of the name of a stack's address, or None if it is unknown.
+
+        With ``is_caller`` it is a return address, and the name is that of the call before it.
+        """
+        record = self._record(address - is_caller, pid)
+        find = self._symboliser.caller_name if is_caller else self._symboliser.code_name
+        return find(address, record, None)
+
     def located(self, contents: Sequence[TableContents]) -> list[LocatedCode]:
         """Return the module and function of each code address in keyed tables, as far as they can be determined."""
         found: dict[int, LocatedCode] = {}
         for address, pid in dict.fromkeys(each for table in contents for each in _addresses(table)):
-            located = self._symboliser.located(address, self._record(address, pid), None)
-            if located is not None:
-                found[id(located)] = located
+            # A signal handler returns to the start of a function, and no function is before it (``caller_name``).
+            for place in (address, address + 1):
+                located = self._symboliser.located(place, self._record(place, pid), None)
+                if located is not None:
+                    found[id(located)] = located
+                if located is None or located.function is not None:
+                    break
         return list(found.values())
 
     def _record(self, address: int, pid: int | None) -> LogRecord:

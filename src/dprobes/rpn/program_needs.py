@@ -30,6 +30,7 @@ __all__ = [
     "entry_instructions",
     "entry_registers",
     "executed_instructions",
+    "logs_stacks",
     "makes_records",
     "needs_target",
     "patched_definitions",
@@ -78,6 +79,11 @@ def dumps_core(program: Program) -> bool:
     """Return whether a handler requests a core dump of the process (``exit 3``)."""
     instructions = (instruction for code in program.bodies() for instruction in code.instructions)
     return any(each.row.syntax == "exit <code>" and each.operand == CORE_DUMP for each in instructions)
+
+
+def logs_stacks(program: Program) -> bool:
+    """Return whether handlers log call stacks of programs or of the kernel."""
+    return any(syntax.startswith(("log ustack", "log kstack")) for syntax in program.syntaxes)
 
 
 def takes_user_stacks(program: Program) -> bool:

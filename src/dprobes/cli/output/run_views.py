@@ -17,7 +17,7 @@ from dprobes.record.log_record import Item
 from dprobes.rpn.keyed_tables import TableKind, Unit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterator, Sequence
+    from collections.abc import Callable, Container, Iterable, Iterator, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from dprobes.engines.engine_interface import Attachment
     from dprobes.keyed.table_layout import Names, TableContents
     from dprobes.record.record_origin import RecordSource
+    from dprobes.rpn.keyed_tables import Table
     from dprobes.rpn.rpn_program import Program
     from dprobes.sinks import Sink
     from dprobes.sinks.record_aggregates import Aggregates
@@ -61,10 +62,10 @@ class TableOutput:
         session: Attachment,
         count: int,
         names: Names = NO_NAMES,
-        left_out: Container[str] = (),
+        left_out: Container[str | None] = (),
     ) -> None:
         self._left_out = left_out
-        self._names = names
+        self.names = names
         self._count = count
         self._options = options
         self._session = session
@@ -100,7 +101,7 @@ class TableOutput:
             return
         contents = self._session.tables()[: self._count]
         if self._options.prometheus is not None:
-            self._write_exposition(self._options.prometheus, contents, self._names)
+            self._write_exposition(self._options.prometheus, contents, self.names)
         self._print([each for each in contents if each.table.name not in self._left_out], self._options.rows)
 
     def note_short_times(self, engine: str, viewed: Sequence[int] = ()) -> None:
@@ -126,7 +127,7 @@ class TableOutput:
         self._print([self._session.tables()[number]], self._options.rows if rows is None else rows)
 
     def _print(self, contents: Sequence[TableContents], rows: int | None) -> None:
-        lines = lines_of(contents, rows=rows, as_json=self._options.as_json, names=self._names)
+        lines = lines_of(contents, rows=rows, as_json=self._options.as_json, names=self.names)
         if not lines:
             return
         if self._options.aside:
@@ -204,6 +205,8 @@ class Views:
         self._top: TopView | None = None
         self._stacks: StackCollector | None = None
         self._stacks_options = stacks
+        self.profiled: str | None = None
+        """The name of the table whose keys are the stacks of the profile; None if it is one of records."""
         self._at_hits: HandlerAggregates | None = None
         self._wanted: WantedFields | None = None
         if counted or measured or summed or by:
@@ -249,6 +252,23 @@ class Views:
         """True if a view groups records by function."""
         return self._wanted is not None and "function" in self._wanted.all
 
+    def use_tables(self, tables: Sequence[Table], *, logs_stacks: bool) -> None:
+        """
+        Make the profile one of the stacks in a table's keys, if it is not one of the stacks that handlers log.
+
+        Raise ``FormatError`` as ``profiled_table``.
+        """
+        if self._stacks is None or self._stacks_options is None:
+            return
+        from dprobes.cli.output.stack_profiles import profiled_table
+        from dprobes.sinks.stacks.stack_profile import StackCollector
+
+        table = profiled_table(tables, self._stacks_options, logs_stacks=logs_stacks)
+        if table is not None:
+            self.profiled = table.name
+            self.sinks.remove(self._stacks)
+            self._stacks = StackCollector()
+
     def check(self, source: RecordSource) -> None:
         """Raise ``FormatError`` if the program's records have none of the requested fields."""
         if self._aggregates is not None:
@@ -279,6 +299,15 @@ class Views:
         """Add the results of a program's handlers; ``word_size`` is in bytes."""
         if self._at_hits is not None and self._aggregates is not None:
             self._at_hits.collect(session, self._aggregates, word_size)
+
+    def collect_stacks(self, contents: Iterable[TableContents], names: Names) -> None:
+        """Add the stacks in the table of the profile, if it is one of a table."""
+        from dprobes.formatters.table_addresses import ProcessAddresses
+
+        for each in contents:
+            if each.table.name == self.profiled and self._stacks is not None:
+                assert isinstance(names, ProcessAddresses), "its keys are addresses"
+                self._stacks.add_table(each, names)
 
     def shown(self, program: Program, session: Attachment) -> AbstractContextManager[None]:
         """Return the context in which the live table is drawn, if it was requested."""

@@ -14,13 +14,22 @@ from dprobes.errors import FormatError, reason_of
 from dprobes.sinks.target_kinds import is_trace_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from dprobes.record.record_origin import RecordSource
+    from dprobes.rpn.keyed_tables import Table
     from dprobes.sinks.stacks.stack_profile import StackCollector, StackProfile
-    from dprobes.trace.trace_content import LostRecords, TraceProgram, TraceRecord
+    from dprobes.trace.trace_content import LostRecords, TraceProgram, TraceRecord, TraceTables
 
-__all__ = ["StacksOptions", "check_stacks_target", "is_perfetto", "profile_traces", "stacks_of", "write_profile"]
+__all__ = [
+    "StacksOptions",
+    "check_stacks_target",
+    "is_perfetto",
+    "profile_traces",
+    "profiled_table",
+    "stacks_of",
+    "write_profile",
+]
 
 FOLDED = "folded"
 """The value of ``--stacks`` that prints folded stacks."""
@@ -32,6 +41,11 @@ class StacksOptions(NamedTuple):
     target: str
     weight: str | None = None
     baseline: Path | None = None
+
+    @property
+    def names_table(self) -> bool:
+        """True if the weights are those of a table, ``@NAME``, and not those of a field of records."""
+        return self.weight is not None and self.weight.startswith("@")
 
 
 def stacks_of(target: str | None, weight: str | None, baseline: Path | None) -> StacksOptions | None:
@@ -55,15 +69,68 @@ def check_stacks_target(target: str) -> None:
         _writer_of(target)
 
 
-def profile_traces(found: Iterable[TraceRecord | LostRecords], options: StacksOptions) -> Counter[str]:
+def profiled_table(tables: Iterable[Table], options: StacksOptions, *, logs_stacks: bool) -> Table | None:
     """
-    Write the profile of the records of trace files; return the number of lost records by program.
+    Return the table whose keys are the stacks of the profile; None if the profile is of records.
 
-    Raise ``FormatError`` if there are records, but no program's records have the field with weights.
+    ``--weight @TABLE`` names the table. Otherwise it is the only one, if the program logs no stacks. Raise
+    ``FormatError`` if the table is unknown, or if several are possible.
     """
-    collector, lost = _collect(found, options.weight, keeps_samples=is_perfetto(options.target))
+    from dprobes.keyed.table_text import shown_name
+    from dprobes.sinks.stacks.stack_profile import has_weighed_stacks
+
+    by_name = {shown_name(table): table for table in tables if has_weighed_stacks(table)}
+    names = " and ".join(by_name)
+    chosen = None
+    if options.weight is not None and options.names_table:
+        if options.weight not in by_name:
+            hint = f"the tables with both: {names}" if names else None
+            raise FormatError(f"no table '{options.weight}' has call stacks as keys, and counts or sums", hint=hint)
+        chosen = by_name[options.weight]
+    elif options.weight is None and not logs_stacks:
+        if len(by_name) > 1:
+            hint = f"name the one of the profile: --weight {next(iter(by_name))}"
+            raise FormatError(f"several tables have call stacks as keys: {names}", hint=hint)
+        chosen = next(iter(by_name.values()), None)
+    if chosen is not None and is_perfetto(options.target):
+        hint = "log the stacks instead, or write a flame graph: --stacks FILE.html"
+        raise FormatError(f"table '{shown_name(chosen)}' has no times of its stacks, which a trace needs", hint=hint)
+    return chosen
+
+
+def profile_traces(
+    found: Iterable[TraceRecord | LostRecords], options: StacksOptions, tables: Callable[[], Sequence[TraceTables]]
+) -> Counter[str]:
+    """
+    Write the profile of trace files; return the number of lost records by program.
+
+    ``tables`` returns the keyed tables of the files, after the last record in ``found``. Raise ``FormatError`` as
+    ``profiled_table``, and if there are records, but no program's records have the field with weights.
+    """
+    collector, lost = _of_trace(found, options, tables)
     write_profile(collector, options)
     return lost
+
+
+def _of_trace(
+    found: Iterable[TraceRecord | LostRecords], options: StacksOptions, tables: Callable[[], Sequence[TraceTables]]
+) -> tuple[StackCollector, Counter[str]]:
+    from dprobes.formatters.table_addresses import ProcessAddresses, names_for
+    from dprobes.sinks.stacks.stack_profile import StackCollector
+
+    weight = None if options.names_table else options.weight
+    collector, lost = _collect(found, weight, keeps_samples=is_perfetto(options.target))
+    every = [(each.program, contents) for each in tables() for contents in each.contents]
+    table = profiled_table([each.table for _, each in every], options, logs_stacks=bool(collector.profile().weights))
+    if table is None:
+        return collector, lost
+    collector = StackCollector()
+    for program, contents in every:
+        if contents.table.name == table.name:
+            names = names_for(program.source, [contents.table], live=program.may_run, carried=program.names)
+            assert isinstance(names, ProcessAddresses), "its keys are addresses"
+            collector.add_table(contents, names)
+    return collector, lost
 
 
 def _collect(
@@ -103,11 +170,17 @@ def write_profile(collector: StackCollector, options: StacksOptions) -> None:
     """Write a profile to its destination; raise ``FormatError`` if that fails."""
     target, baseline = options.target, options.baseline
     profile = collector.profile()
-    if collector.without:
+    if collector.without and collector.table is not None:
+        what = "1 row has" if collector.without == 1 else f"{collector.without} rows have"
+        console.note(f"{what} no call stack to be weighed in table '{collector.table}'")
+    elif not profile.weights and collector.table is not None:
+        console.note(f"table '{collector.table}' is empty, and so is the profile")
+    elif collector.without:
         what = "1 record has" if collector.without == 1 else f"{collector.without} records have"
         console.note(f"{what} no call stack to be weighed; 'log ustack' and 'log kstack' log them")
     elif not profile.weights:
-        console.note("there are no records, so the profile is empty", 'a handler logs stacks: printf("%k", ustack())')
+        hint = 'a handler logs stacks, or counts them in a table: printf("%k", ustack()), @[ustack()] = count()'
+        console.note("there are no records, so the profile is empty", hint)
     if target == FOLDED:
         from dprobes.sinks.stacks.profile_formats import folded_lines
 
@@ -117,7 +190,7 @@ def write_profile(collector: StackCollector, options: StacksOptions) -> None:
     if is_perfetto(target):
         _write(target, _trace(collector, profile))
         return
-    data = _writer_of(target)(profile, None if baseline is None else _read(baseline, options.weight))
+    data = _writer_of(target)(profile, None if baseline is None else _read(baseline, options))
     _write(target, data)
     console.note(f"'{target}' has {profile.total} {profile.unit} in {_stacks(profile)}")
 
@@ -149,17 +222,14 @@ def _write(target: str, data: bytes) -> None:
         raise FormatError(f"'{target}': {reason_of(error)}") from error
 
 
-def _read(path: Path, weight: str | None) -> StackProfile:
-    """
-    Return the profile in a file of folded stacks, or of the records of a trace file.
-
-    ``weight`` is the field with the weights of records, None to count them.
-    """
+def _read(path: Path, options: StacksOptions) -> StackProfile:
+    """Return the profile in a file of folded stacks, or of a trace file."""
     if is_trace_name(path.name):
         from dprobes.trace.trace_reader import TraceReader
 
         with TraceReader(path) as reader:
-            return replace(_collect(reader.read(), weight)[0].profile(), title=str(path))
+            collector, _ = _of_trace(reader.read(), options, lambda: reader.tables)
+            return replace(collector.profile(), title=str(path))
     from dprobes.sinks.stacks.profile_formats import parse_folded
 
     try:

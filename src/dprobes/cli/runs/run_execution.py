@@ -23,6 +23,7 @@ from dprobes.formatters.table_addresses import has_addresses, names_for
 from dprobes.record.log_record import Item
 from dprobes.resolve.probepoints import Space, space_of
 from dprobes.rpn.keyed_tables import FAULTS
+from dprobes.rpn.program_needs import logs_stacks
 from dprobes.rpn.rpn_program import joined_program
 from dprobes.runs import run_steps
 from dprobes.runs.run_steps import ProgramInput, Request, record_source
@@ -198,6 +199,7 @@ class _LineFace(run_steps.Face[int]):
         if space_of(loaded.program) is not Space.KERNEL:  # kernel addresses are the same for all processes
             note_addresses(loaded.templates, items)
         program = joined_program(loaded.programs)
+        self._views.use_tables(self._shown_tables, logs_stacks=logs_stacks(program))
         source, items = self._described(program, items)
         self._views.check(source)
         programs = loaded.programs
@@ -316,6 +318,7 @@ class _LineFace(run_steps.Face[int]):
         with self._views.shown(compiled.program, attachment), tables.shown():
             finished = self._finished(run)
         self._views.collect(attachment, compiled.architecture.word_size)
+        self._views.collect_stacks(attachment.tables(), tables.names)
         self._views.print()
         tables.print()
         if compiled.kernel is None:
@@ -356,8 +359,8 @@ class _LineFace(run_steps.Face[int]):
             as_json, aside = self._json
             how = TableOptions(given.rows, given.interval, as_json=as_json, aside=aside, prometheus=given.prometheus)
             names = names_for(self._source, shown)
-            printed = self._loaded.tool.shown if self._loaded.tool is not None else ()
-            self._tables = TableOutput(how, attachment, len(shown), names, printed)
+            left_out = {*(self._loaded.tool.shown if self._loaded.tool is not None else ()), self._views.profiled}
+            self._tables = TableOutput(how, attachment, len(shown), names, left_out)
         return self._tables
 
     def _opened_outputs(self) -> Outputs:

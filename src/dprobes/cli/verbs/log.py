@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from dprobes.formatters.templates.template_collection import Templates
     from dprobes.sinks.field_columns import RecordData
     from dprobes.trace.packed_blocks import Block
-    from dprobes.trace.trace_content import Damage, TraceRecord
+    from dprobes.trace.trace_content import Damage, TraceRecord, TraceTables
     from dprobes.trace.trace_filter import RowFilter
 
 __all__ = ["TIME_FORMS", "log_command", "parse_time"]
@@ -187,9 +187,14 @@ def log_command(**values: Any) -> int:
                 count = _count(selection, followers)
             click.echo(count)
         elif profile is not None:
+            if profile.names_table and chosen:
+                raise click.UsageError(f"--weight {profile.weight} is a whole table: leave out the conditions")
             from dprobes.cli.output.stack_profiles import profile_traces
 
-            warn_of_all(profile_traces(_found(selection, followers, None), profile))
+            def tables() -> list[TraceTables]:
+                return [] if chosen else [each for follower in followers for each in follower.tables()]
+
+            warn_of_all(profile_traces(_found(selection, followers, None), profile, tables))
         elif wanted:
             _aggregate(selection, followers, wanted, templates)
         elif given.follow:
