@@ -42,6 +42,10 @@ __all__ = ["LOOK", "Command", "Debuggers", "LaunchedCommand"]
 _CHANGED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
 _READY = b"r"
+_TEXT = b"="
+"""First byte of a reason that is a text, and not an error number."""
+_ANSWER_MAX = 1024
+"""Maximum size in bytes of what a child writes to its parent."""
 _GO, _END = b"g", b"e"
 _STANDARD_OUTPUT = 1
 
@@ -54,8 +58,8 @@ class Command:
     Child process that waits before it executes ``arguments``.
 
     The child calls ``prepare`` with the parent's process id before the constructor returns. The child's standard output
-    is the descriptor ``output``, by default the parent's. Raise ``TargetError`` if ``prepare`` raises OSError, or if
-    the child exits or is killed before it is ready.
+    is the descriptor ``output``, by default the parent's. Raise ``TargetError`` if ``prepare`` raises an exception, or
+    if the child exits or is killed before it is ready.
     """
 
     def __init__(
@@ -73,10 +77,10 @@ class Command:
             self._become(client, go_read, failure_write)
         os.close(go_read)
         os.close(failure_write)
-        answer = os.read(self._failure, 16)  # sent after the preparation, or the errno of its failure
+        answer = self._answer()  # sent after the preparation, or the reason of its failure
         if answer != _READY:
             self.close()
-            reason = f"the preparation failed: {reason_of_number(int(answer))}" if answer else "it was killed before"
+            reason = f"the preparation failed: {self._reason(answer)}" if answer else "it was killed before"
             raise TargetError(f"'{self._arguments[0]}' cannot be started: {reason}")
 
     def go(self) -> None:
@@ -99,23 +103,32 @@ class Command:
         """Wait for the child's end and return its wait status; raise ``TargetError`` if execve failed."""
         if self._status is None:
             self._status = os.waitpid(self.pid, 0)[1]
-            if number := os.read(self._failure, 16):
-                raise TargetError(f"'{self._arguments[0]}' cannot be started: {self._reason(int(number))}")
+            if answer := self._answer():
+                raise TargetError(f"'{self._arguments[0]}' cannot be started: {self._reason_of_exec(answer)}")
         return self._status
 
     def check_started(self) -> None:
         """Wait until the child has called execve; raise ``TargetError`` if that failed."""
-        if number := os.read(self._failure, 16):
+        if answer := self._answer():
             self._status = os.waitpid(self.pid, 0)[1]
-            raise TargetError(f"'{self._arguments[0]}' cannot be started: {self._reason(int(number))}")
+            raise TargetError(f"'{self._arguments[0]}' cannot be started: {self._reason_of_exec(answer)}")
 
-    def _reason(self, number: int) -> str:
+    def _answer(self) -> bytes:
+        """Read what the child has written: _READY, the reason of a failure, or nothing if it has ended."""
+        return os.read(self._failure, _ANSWER_MAX)
+
+    @staticmethod
+    def _reason(answer: bytes) -> str:
+        """Return the reason of a failure of the child: it has written an error number, or a text."""
+        return answer[1:].decode(errors="replace") if answer.startswith(_TEXT) else reason_of_number(int(answer))
+
+    def _reason_of_exec(self, answer: bytes) -> str:
         """
-        Return a message for the error number with which execve failed.
+        Return the reason why execve failed.
 
         For ENOENT it names the ELF interpreter (dynamic loader) if that is the missing file.
         """
-        if number == errno.ENOENT:
+        if answer == str(errno.ENOENT).encode():
             from dprobes.target.elf.elf_file import ElfFile
             from dprobes.target.module_lookup import executable_of
 
@@ -123,7 +136,7 @@ class Command:
                 loader = ElfFile.open(executable_of(self._arguments[0])).interpreter
                 if loader is not None and not Path(loader).exists():
                     return f"'{loader}', which loads it, does not exist"
-        return reason_of_number(number)
+        return self._reason(answer)
 
     @property
     def has_ended(self) -> bool:
@@ -179,8 +192,10 @@ class Command:
             os.write(failure, _READY)
             if os.read(go, 1) == _GO:
                 os.execvp(self._arguments[0], self._arguments)  # noqa: S606 - no shell on purpose
-        except OSError as error:
-            os.write(failure, str(error.errno or 0).encode())
+        except Exception as error:  # noqa: BLE001 - the parent reports it
+            number = error.errno if isinstance(error, OSError) else None
+            text = (reason_of(error) or type(error).__name__).encode(errors="replace")
+            os.write(failure, str(number).encode() if number is not None else (_TEXT + text)[:_ANSWER_MAX])
         finally:
             os._exit(127)
 

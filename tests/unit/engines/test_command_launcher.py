@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dprobes.engines.command_launcher import Command
-from dprobes.errors import TargetError
+from dprobes.errors import EngineError, TargetError
 
 
 def test_a_command_that_is_never_let_go_ends_also_if_another_process_holds_its_pipe() -> None:
@@ -40,6 +40,37 @@ def test_a_failed_preparation_is_reported_with_its_reason_and_leaves_no_child() 
     finally:
         os.close(ids)
         os.close(write)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (EngineError("the tracer 12 has ended"), "the tracer 12 has ended"),
+        (OSError("no number"), "no number"),
+        (ValueError(), "ValueError"),
+        (ValueError("x" * 5000), "x" * 1023),
+        (ValueError("r"), "r"),
+        (ValueError("17"), "17"),
+        (ValueError("\udcff"), "?"),
+    ],
+    ids=["engine", "os", "value", "long", "ready", "number", "undecodable"],
+)
+def test_a_preparation_may_fail_with_any_exception(error: Exception, reason: str) -> None:
+    def refuse(_parent: int) -> None:
+        raise error
+
+    with pytest.raises(TargetError) as raised:
+        Command(["/bin/true"], refuse)
+    assert raised.value.message == f"'/bin/true' cannot be started: the preparation failed: {reason}"
+
+
+def test_arguments_that_execve_cannot_take_are_reported() -> None:
+    command = Command(["/bin/true", "a\0b"])
+    command.go()
+    with pytest.raises(TargetError) as raised:
+        command.check_started()
+    assert raised.value.message == "'/bin/true' cannot be started: embedded null byte"
+    command.close()
 
 
 def test_a_child_that_is_killed_during_its_preparation_is_reported() -> None:
