@@ -85,6 +85,31 @@ def test_counters_agree_with_those_of_the_program(build: Builder, engine: str) -
                 assert second.switches - first.switches <= most.switches - end.switches
 
 
+FAULTING = """
+import mmap, os
+memory = mmap.mmap(-1, 64 * mmap.PAGESIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+memory.madvise(mmap.MADV_NOHUGEPAGE)
+with open("/dev/zero", "rb", buffering=0) as zeros:
+    for _ in range(3):
+        zeros.readinto(memory)
+"""
+"""A program whose first read of /dev/zero has a page fault for each of 64 pages, and the others none."""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root probes system calls")
+def test_the_return_of_a_system_call_knows_what_the_call_took() -> None:
+    text = (
+        "return syscall read when (args.count == 64 * 4096) {"
+        ' printf("%lu %lu\\n", elapsed("minor-faults"), elapsed); @ns = sum(elapsed); }'
+    )
+    command = [*DPROBES, "run", "-e", text, "--", sys.executable, "-c", FAULTING]
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    calls = [tuple(map(int, line.split()[-2:])) for line in output.splitlines() if "]  " in line]
+    assert [faults for faults, _ in calls] == [64, 0, 0]
+    assert all(0 < time < 10**9 for _, time in calls)
+    assert "@ns: " in output
+
+
 def test_events_of_cpus_count_for_the_thread_that_runs(build: Builder, monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock stands in for the processor's cycles, which virtual machines hide: it is an event of a CPU as well."""
 

@@ -193,9 +193,9 @@ class Command:
             if os.read(go, 1) == _GO:
                 os.execvp(self._arguments[0], self._arguments)  # noqa: S606 - no shell on purpose
         except Exception as error:  # noqa: BLE001 - the parent reports it
-            number = error.errno if isinstance(error, OSError) else None
+            code = error.errno if isinstance(error, OSError) else None
             text = (reason_of(error) or type(error).__name__).encode(errors="replace")
-            os.write(failure, str(number).encode() if number is not None else (_TEXT + text)[:_ANSWER_MAX])
+            os.write(failure, str(code).encode() if code is not None else (_TEXT + text)[:_ANSWER_MAX])
         finally:
             os._exit(127)
 

@@ -137,8 +137,8 @@ class Surroundings(NamedTuple):
     target. In a function of the program (``is_function``) and in a block of the tool (``is_tool``), there is no hit.
     ``names`` are the names of the place in ``module``, which is empty if it is not known. ``given`` has the types of
     the fields of a tracepoint, or of the arguments of a USDT probe. ``kernel`` is set if a hit may be in the kernel.
-    With ``is_entry_known``, the
-    probe's condition guarantees that the entry of the call was seen.
+    With ``is_entry_known``, the probe's condition guarantees that the entry of the call was seen. ``has_return`` is
+    True if there is a call, so that ``return`` may precede the place.
     """
 
     at_return: bool = False
@@ -150,6 +150,7 @@ class Surroundings(NamedTuple):
     allow_write: bool = False
     is_tool: bool = False
     is_entry_known: bool = False
+    has_return: bool = False
     names: PlaceNames | None = None
     given: GivenTypes | None = None
     module: str = ""
@@ -159,6 +160,11 @@ class Surroundings(NamedTuple):
     def has_hit(self) -> bool:
         """True if the expression is evaluated at a hit, with registers and memory."""
         return not self.is_function and not self.is_tool
+
+    @property
+    def way_to_return(self) -> str:
+        """The hint for a value that is known at a return only."""
+        return "write 'return' before the place" if self.has_return else "functions and system calls have returns"
 
     def refusal(self, name: str) -> tuple[str, str]:
         """Return the error message and the hint for a name, such as ``arg0``, that has a value only at a hit."""

@@ -271,9 +271,9 @@ class NameTyper:
             return found
         if (enumerator := self._values.types.enumerators.get(name.name)) is not None:
             return enumerator
-        if (provided := PROVIDED.get(name.name)) is not None and not (
-            self._where.is_traced and provided.is_of_function
-        ):
+        provided = PROVIDED.get(name.name)
+        is_timed = self._where.has_return and name.name == "elapsed"
+        if provided is not None and (is_timed or not (self._where.is_traced and provided.is_of_function)):
             return provided
         if name.name.startswith("arg") and self._where.has_hit:
             most = ARGUMENTS_MAX if self._where.is_usdt else self._arguments
@@ -347,9 +347,7 @@ class NameTyper:
                 raise self._values.wrong(span, "'watched' is the address of a watchpoint, and this is none")
             return self.symbol(self._where.watched)
         if name.is_at_return and not self._where.at_return:
-            raise self._values.wrong(
-                span, f"'{name.name}' is known at a return only", "write 'return' before the place"
-            )
+            raise self._values.wrong(span, f"'{name.name}' is known at a return only", self._where.way_to_return)
         if name.name.startswith("arg"):
             number = int(name.name[3:])
             given = self._where.given if self._where.is_usdt else None
@@ -419,17 +417,18 @@ class CallTyper:
     """
     A typer of calls; ``values`` types their arguments.
 
-    With ``at_return``, ``func`` and ``probe`` name the function that was entered. In a block of the tool, ``is_tool``,
-    a string literal is a string.
+    At the return of a function, ``func`` and ``probe`` name the function that was entered. In a block of the tool, a
+    string literal is a string.
     """
 
     def __init__(
-        self, values: ExpressionTyper, functions: Mapping[str, FunctionSignature], *, at_return: bool, is_tool: bool
+        self, values: ExpressionTyper, functions: Mapping[str, FunctionSignature], where: Surroundings
     ) -> None:
         self._values = values
         self._functions = functions
-        self._at_return = at_return
-        self._is_tool = is_tool
+        self._where = where
+        self._at_return = where.at_return and not where.is_traced
+        self._is_tool = where.is_tool
 
     def call(self, call: syntax_tree.Call) -> Value:
         """
@@ -468,8 +467,8 @@ class CallTyper:
 
     def _counter(self, call: syntax_tree.Call, pushed: str, name: str) -> Value:
         """Return the value of a performance counter of the thread; ``pushed`` is the operand of ``push``."""
-        if pushed == "elapsed" and not self._at_return:
-            raise self._values.wrong(call.span, "'elapsed' needs a return", "write 'return' before the place")
+        if pushed == "elapsed" and not self._where.at_return:
+            raise self._values.wrong(call.span, "'elapsed' needs a return", self._where.way_to_return)
         if (hint := unknown_counter_hint(name)) is not None:
             raise self._values.wrong(call.arguments[0].span, f"there is no counter '{name[:40]}'", hint)
         return typed_values.System(f"{pushed}, {name}", UNSIGNED_LONG_LONG)

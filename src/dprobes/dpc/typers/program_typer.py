@@ -51,6 +51,7 @@ VARIABLE_COUNTS = {
 }
 """Statements of a file header that declare the numbers of variables, by kind of variable."""
 
+_CALLED = (syntax_tree.PointKind.CODE, syntax_tree.PointKind.SYSTEM_CALL)
 _TRACED = (syntax_tree.PointKind.TRACEPOINT, syntax_tree.PointKind.SYSTEM_CALL)
 _VARIABLES_MAX = 65536
 _PARAMETERS_MAX = 6
@@ -285,6 +286,7 @@ class ProgramTyper:
             line=probe.line,
             is_usdt=all(point.kind is syntax_tree.PointKind.USDT for point in probe.points),
             is_traced=all(point.kind in _TRACED for point in probe.points),
+            has_return=all(point.kind in _CALLED for point in probe.points),
             allow_write=self._allow_write,
             names=names,
             given=given,

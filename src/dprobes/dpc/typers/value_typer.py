@@ -50,9 +50,7 @@ class ValueTyper:
         self.types = types
         self.scope = scope
         self._functions = functions
-        self.calls = CallTyper(
-            self, functions, at_return=where.at_return and not where.is_traced, is_tool=where.is_tool
-        )
+        self.calls = CallTyper(self, functions, where)
         self.tables = TableTyper(self, self.calls, tables, is_tool=where.is_tool)
         self._diagnostics = diagnostics
         self.operators = OperatorTyper(types, diagnostics)
