@@ -363,26 +363,33 @@ def _dump_notice(dumped: Dumped) -> Notice:
     return written_notice(dumped.pid, dumped.name, dumped.path, dumped.size)
 
 
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
 def death_notices(status: int, restored: int, cleared: int, left: int) -> list[Notice]:
     """
     Return the notices about the cleanup after the tracer has ended.
 
-    ``status`` is its exit status, or the negative number of a signal. ``restored`` is a number of breakpoints;
+    ``status`` is its exit status, or the negative number of a signal. ``restored`` is a number of breakpoints, which
+    includes those of the engine itself: one in the dynamic linker, also for a program with watchpoints only.
     ``cleared`` and ``left`` are the numbers of threads whose debug registers were cleared, and could not be.
     """
     how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
     notices = [
         Notice(
-            f"the tracer {how}; {restored} breakpoints were removed from outside",
+            f"the tracer {how}; {_counted(restored, 'breakpoint')} (the engine's own included) "
+            f"{'was' if restored == 1 else 'were'} removed from outside",
             "a thread that reached one before that has received a SIGTRAP",
         )
     ]
     if cleared:
-        notices.append(Notice(f"the debug registers of {cleared} threads were cleared from outside"))
+        notices.append(Notice(f"the debug registers of {_counted(cleared, 'thread')} were cleared from outside"))
     if left:
+        do = "it does" if left == 1 else "they do"
         notices.append(
             Notice(
-                f"the debug registers of {left} threads could not be cleared: those threads do not stop",
+                f"the debug registers of {_counted(left, 'thread')} could not be cleared: {do} not stop",
                 "an access that was watched will end the program with a SIGTRAP",
             )
         )

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from dprobes.engines.engine_interface import Counts, RecordBatch
-from dprobes.engines.ptrace.client.program_run import ProgramRun, merged
+from dprobes.engines.ptrace.client.program_run import ProgramRun, death_notices, merged
 from dprobes.engines.ptrace.client.tracer_conversation import Conversation
 from dprobes.engines.ptrace.client.tracer_link import Inbox
 from dprobes.engines.ptrace.shared_counters import SharedCounters
@@ -28,6 +28,20 @@ def test_records_that_came_are_what_is_certain_of_a_killed_tracer() -> None:
     for probe in (2, 0, 2):
         run.take_record(probe, b"record")
     assert run.counts_of_received() == (Counts(hits=1, records=1), Counts(), Counts(hits=2, records=2))
+
+
+def test_the_notices_of_a_tracers_death_count_what_was_removed() -> None:
+    """The engine has a breakpoint of its own in the dynamic linker, also for a program with watchpoints only."""
+    assert [each.message for each in death_notices(-9, 1, 1, 1)] == [
+        "the tracer was killed by signal 9; 1 breakpoint (the engine's own included) was removed from outside",
+        "the debug registers of 1 thread were cleared from outside",
+        "the debug registers of 1 thread could not be cleared: it does not stop",
+    ]
+    assert [each.message for each in death_notices(3, 0, 2, 4)] == [
+        "the tracer ended with status 3; 0 breakpoints (the engine's own included) were removed from outside",
+        "the debug registers of 2 threads were cleared from outside",
+        "the debug registers of 4 threads could not be cleared: they do not stop",
+    ]
 
 
 def at(*times: int, probe: int = 0) -> list[tuple[int, bytes]]:
