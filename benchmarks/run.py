@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bigprograms import big_programs
+from callprofiles import call_profiles
 from debuginformation import debug_information
 from draining import draining
 from endurance import endurance
@@ -59,6 +60,7 @@ PTRACE: Sections = {
 RECORDS: Sections = {
     "process": in_process,
     "calls": returns_in_process,
+    "profiles": call_profiles,
     "records": records,
     "sinks": sinks,
     "tables": tables,

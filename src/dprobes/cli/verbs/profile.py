@@ -16,6 +16,7 @@ The program is in DProbes C. It has one handler for all entries and one for all 
 from __future__ import annotations
 
 import contextlib
+from bisect import bisect_left
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -47,6 +48,7 @@ from dprobes.engines.engine_interface import EngineOptions, ScopeKind
 from dprobes.engines.engine_registry import AUTO, fastest_engine
 from dprobes.errors import FormatError, TargetError, reason_of
 from dprobes.record.log_record import Item
+from dprobes.rpn.rpn_program import Code
 from dprobes.runs import run_steps
 from dprobes.runs.run_steps import ProgramInput, Request, record_source
 from dprobes.target.code.function_exits import CallFrames, ExitKind, function_exits
@@ -57,7 +59,7 @@ if TYPE_CHECKING:
 
     from dprobes.engines.engine_interface import Attachment, Finished, Scope
     from dprobes.keyed.table_layout import TableContents
-    from dprobes.rpn.rpn_program import Program
+    from dprobes.rpn.rpn_program import ProbeDefinition, Program
     from dprobes.runs.run_steps import RunPlan, Vantage
     from dprobes.target.code.function_exits import Exits
     from dprobes.target.probed_module import Module
@@ -236,6 +238,19 @@ def _check_exits(module: Module, found: Exits, entry: int) -> None:
                 raise TargetError("it may leave by a jump to a computed address")
 
 
+def _without_catches(definition: ProbeDefinition) -> ProbeDefinition:
+    """
+    Return a definition that catches no exceptions.
+
+    Its handlers raise none, except if the program has overwritten the shadow stack. Engines count those. Without
+    catches the depth of the RPN stack is known everywhere, and the handler can run without claiming a state.
+    """
+    code = definition.handler
+    kept = [number for number, each in enumerate(code.instructions) if each.row.syntax != "sx <label>"]
+    instructions = tuple(code.instructions[number] for number in kept)
+    return replace(definition, handler=Code(instructions, {n: bisect_left(kept, at) for n, at in code.labels.items()}))
+
+
 def _program_for(name: str, code: _ProfiledCode) -> Program:
     """Return the program that profiles code of the module with the given name."""
     from dprobes.api.compiled_program import parse_c
@@ -248,7 +263,7 @@ def _program_for(name: str, code: _ProfiledCode) -> Program:
     # A path may contain characters that a string in a program may not, so it is no part of the text.
     source = SourceFile("<profile>", f"module profiled;\n{_DECLARATIONS}\n{text}")
     program = parse_c(source, Diagnostics(), CompileOptions(), "").programs[0]
-    enter, leave = program.definitions
+    enter, leave = map(_without_catches, program.definitions)
     places = [*((offset, enter) for offset in code.entries), *((offset, leave) for offset in code.exits)]
     return replace(
         program,

@@ -147,6 +147,8 @@ class Prologue:
             self._admit(self._overload)
         if not self._w.is_small:
             self._claim()
+        elif self._request.tvars > 0 and uses_variables(self._w.flow):
+            self._find_variables()
         self._initialise()
 
     def _filter(self) -> None:
@@ -265,6 +267,19 @@ class Prologue:
         asm.store(SCRATCH, Field.NUMBER, _R.R1)
         if is_kept:
             keep_variables(asm)
+
+    def _find_variables(self) -> None:
+        """Write the search for the thread's variables for a handler with a small state, which claims none."""
+        asm, full, found = self._asm, self._asm.label(), self._asm.label()
+        give_variables(asm, self._w.host, full, is_kept=True)
+        asm.jump(found)
+        asm.place(full)
+        if self._request.maxhits:
+            self._miss_last()
+        self._count_missed()
+        asm.jump(self._out)
+        asm.place(found)
+        keep_variables(asm)
 
     def _try_to_claim(self, claimed: Label) -> None:
         """Set R1 to the number of the state that R0 selects, and go to ``claimed`` if it is free. Clobbers R2 to R4."""

@@ -8,7 +8,8 @@ Handlers with a small state on the BPF stack. A hit claims no element of SCRATCH
 
 A handler is written like any other, but without the claim. Then each access to the state is redirected to the stack,
 and stores to fields that nothing reads are omitted. This fails if the code calculates with an address in the state, or
-if the state does not fit. The handler is then written again.
+if the state does not fit. The handler is then written again. The kernel's verifier tracks each value on the stack, so a
+handler that is verified must be short, without loops.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ __all__ = ["begin_small", "may_be_small", "move_to_stack"]
 _STACK_MAX = 512
 _CALLED = 64
 """Bytes of the stack that the frames of called functions take (``PagingQuestion``)."""
-_INSTRUCTIONS_MAX = 64
+_VERIFIED_INSTRUCTIONS_MAX = 64
 _VERIFIED_JUMPS_MAX = 6
 """Maximum number of jumps. The verifier tracks values on the stack, and follows each branch for each of them."""
 
@@ -62,9 +63,12 @@ def may_be_small(flow: HandlerFlow, request: Request, word_size: int) -> bool:
         return False  # the handler is a separate function, whose frame is not that of the program
     if request.module is not None or request.watched is not None or request.note is not None:
         return False
-    if flow.has_cycle or len(flow.instructions) > _INSTRUCTIONS_MAX or uses_variables(flow):
-        return False
-    if request.abilities.verified and flow.jumps > _VERIFIED_JUMPS_MAX:
+    if request.abilities.verified and (
+        flow.has_cycle
+        or len(flow.instructions) > _VERIFIED_INSTRUCTIONS_MAX
+        or uses_variables(flow)
+        or flow.jumps > _VERIFIED_JUMPS_MAX
+    ):
         return False
     if any(None in known for known in flow.known.values()):
         return False

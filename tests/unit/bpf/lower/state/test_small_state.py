@@ -32,7 +32,7 @@ SMALL = Abilities(small_states=True)
 ROUNDS = rounds(2000)
 MAPPED, MISSING = 0x5_0000, 0x7_0000
 TABLES = "table = one, count; table = by, sum, word; table = two, hist, word, word; table = who, avg, address, comm; "
-HEADER = f"name = x; major = 3; logmax = 100; vars = 4; gvars = 2; {TABLES} offset = 0x40; minor = 5; "
+HEADER = f"name = x; major = 3; logmax = 100; vars = 4; gvars = 2; tvars = 2; {TABLES} offset = 0x40; minor = 5; "
 ITEMS = Item.PID | Item.TID | Item.UID | Item.CPU | Item.IP | Item.SP | Item.TIME | Item.PROCESS_NAME | Item.CS
 
 
@@ -94,6 +94,26 @@ def test_handlers_that_need_little_claim_nothing(text: str) -> None:
 )
 def test_those_that_need_more_do(text: str) -> None:
     assert maps_of(text) >= {MapName.SCRATCH, MapName.CLAIMS}
+
+
+LOOPING = (
+    "again: push lv, 0; push 9; lt; jz done; ros 1; inc lv, 0; jmp again; done: ros 1; push lv, 0; pop gv, 1; abort",
+    "again: push tv, 1; push 20; lt; jz done; ros 1; push tv, 1; push 3; add; pop tv, 1; jmp again; done: abort",
+    "again: inc lv, 0; jmp again",
+    f"push tv, 0; push 1; add; pop tv, 0; {'inc gv, 0; ' * 70}push tv, 0; push gv, 0; log 2; exit",
+    "push 1; push 5; push tv, 1; add; pop tv; push 1; push tv; log 1; exit",
+    "push 2; push tv; abort",
+)
+
+
+@pytest.mark.parametrize("text", LOOPING)
+def test_a_handler_that_is_not_verified_may_have_loops_and_variables_of_threads(text: str) -> None:
+    request = Request(abilities=NATIVE, vars=4, gvars=2, tvars=2)
+    assert not {MapName.SCRATCH, MapName.CLAIMS} & maps_of(text, request)
+    image, point = compiled(text)
+    hits = [(image.handlers[0], point)] * 3
+    demand = Demand(request=Request(abilities=NATIVE, probe=2, moved=0), keeps_stack=False)
+    compared(image, TARGET, hits, partial(world, program_of(text)), demand, NativeStage())
 
 
 def test_what_others_have_to_see_is_claimed() -> None:
