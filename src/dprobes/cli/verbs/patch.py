@@ -16,13 +16,15 @@ import click
 from dprobes.cli import console
 from dprobes.cli.console import Progress, print_line, print_table
 from dprobes.cli.shared_options import PROCESS_ID
-from dprobes.errors import TargetError, reason_of
+from dprobes.errors import DprobesError, TargetError, reason_of
+from dprobes.escapes import escaped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dprobes.engines.ptrace.patching.live_patches import PlannedPatch
-    from dprobes.engines.ptrace.patching.patch_records import PatchRecord
+    from dprobes.engines.ptrace.patching.patch_records import PatchRecord, PatchState
+    from dprobes.engines.ptrace.patching.patched_processes import PatchedProcesses
 
 __all__ = ["patch_command"]
 
@@ -32,7 +34,8 @@ _ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
 @click.command("patch")
 @click.argument("patch", metavar="OBJECT:SYMBOL[=FUNCTION]", required=False)
-@click.option("-p", "--pid", type=PROCESS_ID, required=True, help="The process whose function is replaced.")
+@click.option("-p", "--pid", type=PROCESS_ID, help="The process whose function is replaced.")
+@click.option("--everywhere", is_flag=True, help="All processes that map the module, also those that start later.")
 @click.option("--allow-write", is_flag=True, help="Allow changes of the process; required, except with --list.")
 @click.option(
     "--build-id",
@@ -62,7 +65,8 @@ _ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 )
 def patch_command(
     patch: str | None,
-    pid: int,
+    pid: int | None,
+    everywhere: bool,
     allow_write: bool,
     build_id: str | None,
     idle: float | None,
@@ -84,6 +88,8 @@ def patch_command(
     """
     if lists and removes:
         raise click.UsageError("--list and --remove exclude each other")
+    if (pid is None) != everywhere:
+        raise click.UsageError("expected a process, -p PID, or all that map the module, --everywhere")
     if lists:
         return _list(pid)
     if not allow_write:
@@ -92,6 +98,8 @@ def patch_command(
         return _remove(pid, patch)
     if patch is None or (found := _PATCH.fullmatch(patch)) is None:
         raise click.UsageError("expected OBJECT:SYMBOL[=FUNCTION], such as ./fix.so:parse=parse_header")
+    if pid is None:
+        return _patch_everywhere(found, build_id, idle, replaces=replaces, persist=persist)
     from dprobes.engines.ptrace.patching.live_patches import description_of, insert_patch, plan_patch, remove_patch
 
     with Progress("reading the program's symbols"):
@@ -148,6 +156,84 @@ def _warn(planned: PlannedPatch, build_id: str | None) -> None:
         console.warning(text)
 
 
+# All processes that map a module
+
+_LOOK = 1.0
+"""Seconds between two searches for new processes."""
+
+
+def _patch_everywhere(
+    found: re.Match[str], build_id: str | None, idle: float | None, *, replaces: bool, persist: bool
+) -> int:
+    from dprobes.engines.ptrace.patching.patched_processes import PatchedProcesses
+
+    module, _, name = (found["function"] or "").partition(":")
+    if not module or not name:
+        raise click.UsageError("--everywhere needs the module of the function: OBJECT:SYMBOL=MODULE:FUNCTION")
+    path, symbol = Path(found["path"]), found["symbol"]
+    processes = PatchedProcesses(path, symbol, module, name, build_id, replaces=replaces, idle=idle)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    is_kept = False
+    try:
+        is_complete = _tell(processes)
+        if processes.closed:
+            count = f"{processes.closed} process{'es' * (processes.closed > 1)}"
+            message = f"the mappings of {count} cannot be read: they are not patched, whatever they map"
+            console.note(message, hint="run dprobes as root" if os.geteuid() else None)
+        if persist:
+            is_kept = True
+            console.note("processes that start later are not patched")
+            return 0 if is_complete and processes.count else 1
+        console.write(f"new processes that map '{processes.module}' are patched, too; Ctrl-C restores the function")
+        while not _await_signal():
+            _tell(processes)
+    finally:
+        if not is_kept:
+            is_restored = _restore_all(processes)
+    return 0 if is_restored else 1
+
+
+def _tell(processes: PatchedProcesses) -> bool:
+    """Patch the processes that were not examined yet, and print the result of each; return whether all are patched."""
+    from dprobes.engines.ptrace.patching.live_patches import description_of
+
+    is_complete = True
+    for result in processes.look():
+        if result.planned is not None and result.inserted is not None:
+            print_line(f"{description_of(result.planned, result.inserted)} ({escaped(result.name)})")
+        elif result.is_inherited:
+            print_line(f"process {result.pid} ({escaped(result.name)}) has a copy of its parent's patch")
+        elif result.error is not None:
+            is_complete = False
+            message = f"process {result.pid} ({escaped(result.name)}) is not patched: {result.error.message}"
+            console.warning(message, hint=result.error.hint)
+        if _ENDING & signal.sigpending():
+            break
+    for notice in processes.notices():
+        console.warning(notice.text, hint=notice.hint)
+    return is_complete
+
+
+def _await_signal() -> bool:
+    """Wait for a signal that ends the run, but not longer than until the next look; return whether there is one."""
+    return signal.sigtimedwait(_ENDING, _LOOK) is not None
+
+
+def _restore_all(processes: PatchedProcesses) -> bool:
+    """Restore the function in all processes, and print the result of each; return whether all are restored."""
+    from dprobes.engines.ptrace.patching.live_patches import restored_text
+
+    is_restored = True
+    for pid, record, error in processes.restore():
+        if error is None:
+            with contextlib.suppress(OSError, DprobesError):  # the others are restored also without a reader
+                print_line(restored_text(pid, record))
+        else:
+            is_restored = False
+            console.warning(f"the patch stays in process {pid}: {error.message}", hint=error.hint)
+    return is_restored
+
+
 def _await_end(process: int) -> bool:
     """Wait for a signal that ends the run, or for the end of a process, a pidfd; return whether that has ended."""
     from dprobes.platform.linux.process_calls import signal_descriptor, signal_set
@@ -173,14 +259,29 @@ def _restore(pid: int, record: PatchRecord) -> bool:
     return False
 
 
-def _list(pid: int) -> int:
+def _listed(pid: int | None) -> list[tuple[int, PatchRecord, PatchState]]:
+    """Return the patches of a process, or with None of all processes that this user may inspect, with their states."""
     from dprobes.engines.ptrace.patching.patch_records import listed_patches
 
-    rows = [
-        (record.function, Path(record.module).name, state.value, _written(record), f"{record.size >> 10}")
-        for record, state in listed_patches(pid)
+    if pid is not None:
+        return [(pid, record, state) for record, state in listed_patches(pid)]
+    found = []
+    for each in sorted(int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()):
+        with contextlib.suppress(DprobesError, OSError):
+            found += [(each, record, state) for record, state in listed_patches(each)]
+    return found
+
+
+def _list(pid: int | None) -> int:
+    header: tuple[str, ...] = ("FUNCTION", "MODULE", "STATE", "PATCH", "KIB")
+    rows: list[tuple[str, ...]] = [
+        (str(each), record.function, Path(record.module).name, state.value, _written(record), f"{record.size >> 10}")
+        for each, record, state in _listed(pid)
     ]
-    print_table(("FUNCTION", "MODULE", "STATE", "PATCH", "KIB"), rows)
+    if pid is None:
+        print_table(("PID", *header), rows)
+    else:
+        print_table(header, [row[1:] for row in rows])
     return 0
 
 
@@ -198,14 +299,23 @@ def _is_named(record: PatchRecord, named: str) -> bool:
     return found["function"] in (None, record.function)
 
 
-def _remove(pid: int, named: str | None) -> int:
-    from dprobes.engines.ptrace.patching.patch_records import PatchState, listed_patches
+def _remove(pid: int | None, named: str | None) -> int:
+    from dprobes.engines.ptrace.patching.patch_records import PatchState
 
-    present = [record for record, state in listed_patches(pid) if state is not PatchState.REMOVED]
-    found = [record for record in present if named is None or _is_named(record, named)]
+    present = [(each, record) for each, record, state in _listed(pid) if state is not PatchState.REMOVED]
+    found = [(each, record) for each, record in present if named is None or _is_named(record, named)]
     if not found:
         of_it = f" of '{named}'" if named is not None else ""
-        raise TargetError(f"process {pid} has no patch{of_it}", hint=f"dprobes patch --list -p {pid} lists them")
+        who, where = ("no process has a", "--everywhere") if pid is None else (f"process {pid} has no", f"-p {pid}")
+        raise TargetError(f"{who} patch{of_it}", hint=f"dprobes patch --list {where} lists them")
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
-    failed = [each for each in reversed(found) if not _restore(pid, each)]
-    return 1 if failed else 0
+    is_restored = True
+    for each, record in reversed(found):
+        try:
+            is_restored &= _restore(each, record)
+        except DprobesError as error:
+            if pid is not None:
+                raise
+            is_restored = False
+            console.warning(f"the patch stays in process {each}: {error.message}", hint=error.hint)
+    return 0 if is_restored else 1
