@@ -39,8 +39,8 @@ class StubPlan(engine_interface.Plan):
     """
     Plan for the target of a stub.
 
-    ``places`` are the places on a machine; None: those in the job's module. ``machine`` is the machine of a program
-    that probes the machine itself (``machine``); None for other programs.
+    ``places`` has the places on a machine, or is None for places in the job's module. ``machine`` is the machine of a
+    program that probes the machine itself (``machine``), or None.
     """
 
     places: Resolved | None = None
@@ -73,10 +73,10 @@ class GdbEngine(engine_interface.Engine):
     @contextlib.contextmanager
     def visit_processor(self, program: Program) -> Iterator[Architecture | None]:
         """
-        Yield the processor for a program that probes the machine itself; None for other programs.
+        Yield the processor for a program that probes the machine itself, or None for another program.
 
         Kernels for other programs are only found on machines with this machine's architecture. The run uses the same
-        connection: so a machine that is stopped at its reset remains stopped until the run begins.
+        connection, so a machine that is stopped at its reset remains stopped until the run begins.
         """
         shared = self._shared(self._present)
         if program.name != MACHINE or (shared is None and not self._may_connect):

@@ -119,7 +119,7 @@ class PlacedProbes:
         self._placed = placed
         self._resolved = resolved
         self.bias: int | None = None
-        """Load bias of the module in bytes; None while it is not mapped."""
+        """Load bias of the module in bytes, or None while it is not mapped."""
         self.at: dict[int, list[tuple[StubProbe, Point]]] = {}
         """Probepoints at instructions."""
         self.entries: dict[int, list[ProbedEntry]] = {}
@@ -216,7 +216,7 @@ class PlacedProbes:
         return owner.state
 
     def drop(self, probe: StubProbe) -> None:
-        """Forget a probepoint; the caller removes breakpoints that are not needed any more."""
+        """Forget a probepoint. The caller removes breakpoints that are no longer needed."""
         self.watched.drop(probe)
         for address, owners in list(self.at.items()):
             self.at[address] = [owner for owner in owners if owner[0] is not probe]

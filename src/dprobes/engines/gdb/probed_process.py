@@ -1,4 +1,4 @@
-"""A process behind a stub as the target of a program; it can be left to a debugger."""
+"""Process that a stub serves, as the target of a program. It can be left to a debugger."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ class ProbedProcess(StubMember):
 
     def begin(self) -> None:
         """
-        Find the files of the process, which first runs to its entry if it has not begun; insert the breakpoints.
+        Find the files of the process, and insert the breakpoints. A process that has not begun first runs to its entry.
 
-        Raise ``EngineError`` if the scope names a process: the stub serves only one.
+        Raise ``EngineError`` if the scope names a process, because the stub serves only one.
         """
         target, stub, program = self._target, self._target.stub, self._job.program
         if self._job.scope.pid is not None:

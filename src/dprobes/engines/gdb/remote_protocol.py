@@ -6,9 +6,9 @@ A packet and a notification are (GDB manual, appendix E.1, "Overview")::
     $ payload # checksum         % payload # checksum
                  two hexadecimal digits: the sum of the payload's bytes, as they are sent, modulo 256
 
-In a payload ``}`` escapes the byte after it, whose bit 5 is inverted; ``$``, ``#``, ``}`` and ``*`` occur only escaped.
-``*`` and a character with the code n + 29 encode n further copies of the previous character (run-length encoding).
-Between packets, ``+`` acknowledges and ``-`` refuses a packet; other bytes are ignored.
+In a payload, ``}`` escapes the byte after it, whose bit 5 is inverted; ``$``, ``#``, ``}`` and ``*`` occur only
+escaped. ``*`` and a character with the code n + 29 encode n further copies of the previous character (run-length
+encoding). Between packets, ``+`` acknowledges and ``-`` refuses a packet; other bytes are ignored.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 INTERRUPT: Final = b"\x03"
-"""Byte that interrupts a running target; it is not a packet."""
+"""Byte that interrupts a running target. It is not a packet."""
 SIGINT, SIGILL, SIGTRAP, SIGFPE, SIGBUS, SIGSEGV = 2, 4, 5, 8, 10, 11
 """Signal numbers of GDB (include/gdb/signals.def)."""
 
@@ -76,9 +76,9 @@ class MessageKind(enum.Enum):
 
 class Message(NamedTuple):
     """
-    A message from the other side.
+    Message from the stub.
 
-    ``payload`` is that of a packet or a notification; for a damaged packet it describes the damage.
+    ``payload`` is the payload of a packet or a notification. For a damaged packet, it describes the damage.
     """
 
     kind: MessageKind
@@ -125,7 +125,7 @@ class PacketReader:
         return bool(self._pending)
 
     def feed(self, data: bytes) -> list[Message]:
-        """Add bytes that the stub has sent; return the packets and acknowledgements that are complete with them."""
+        """Add bytes from the stub; return the packets and acknowledgements that are complete with them."""
         messages: list[Message] = []
         taken = 0 if self._pending else self._take_whole(data, messages)
         self._pending += data[taken:]
@@ -138,7 +138,7 @@ class PacketReader:
         """
         Parse complete messages that need no unescaping; return the number of their bytes.
 
-        This is the fast path, which every hit uses; ``_next`` parses all other messages byte by byte.
+        This is the fast path, which every hit uses. ``_next`` parses all other messages byte by byte.
         """
         place = 0
         while (start := data.find(b"$", place)) >= 0:
@@ -236,7 +236,7 @@ _ATTEMPTS = 5
 
 
 class Received(NamedTuple):
-    """Result of received bytes: the payloads of ``answers`` and ``notifications``, and the bytes ``reply`` to send."""
+    """Result of received bytes: payloads of answers and notifications, and the bytes to send as ``reply``."""
 
     answers: tuple[bytes, ...]
     notifications: tuple[bytes, ...]
@@ -363,9 +363,9 @@ class ThreadId:
 @dataclass(frozen=True, slots=True)
 class Stopped:
     """
-    A stop of the target by a signal, in GDB's numbering.
+    Stop of the target for a signal, in GDB's numbering.
 
-    ``registers`` are those that the stub sent along, by their numbers. ``reason`` is a further reason: ``watch``,
+    ``registers`` has the registers that the stub sent with it, by number. ``reason`` is a further reason: ``watch``,
     ``rwatch`` or ``awatch`` with the address in ``data``, ``swbreak``, ``hwbreak``, ``fork``, ``library`` and others.
     """
 

@@ -1,5 +1,5 @@
 """
-The stub that sessions share: its connection, its target, and the loop that drives the target.
+Stub that sessions share: its connection, its target, and the loop that drives the target.
 
 A target stops for all programs together. One thread at a time waits for the stop and handles it: the first one that
 polls its session::
@@ -134,7 +134,7 @@ class SharedStub:
     # Joining and leaving
 
     def join(self, member: StubMember) -> None:
-        """Insert the probepoints of a program beside those of others, while the target is stopped."""
+        """Insert the probepoints of another program, while the target is stopped."""
         self.members.append(member)
         try:
             self.driver.begin(member)
@@ -143,7 +143,7 @@ class SharedStub:
             raise
 
     def withdraw(self, member: StubMember) -> None:
-        """Remove the probepoints of a program while the target is stopped, but not those of other programs."""
+        """Remove the probepoints of one program, while the target is stopped."""
         member.withdraw()
         self.members.remove(member)
         self.driver.remove_unneeded()
@@ -283,7 +283,7 @@ class TargetDriver:
         return reply is not None
 
     def _has_returned(self, error: ConnectionLostError) -> bool:
-        """Connect again to a stub whose connection was lost; return whether that succeeded and the run continues."""
+        """Connect again to a stub whose connection was lost. Return True if that succeeded and the run continues."""
         shared = self._shared
         stub = None if shared.is_stopping else shared.connection.reopen()
         if stub is None:
@@ -315,7 +315,7 @@ class TargetDriver:
             self._shared.warn("the target does not stop when it is interrupted: waiting until it reaches a probepoint")
 
     def forget_request(self) -> None:
-        """Forget the pending interrupt because the target has stopped; a further stop needs another request."""
+        """Forget the pending interrupt, because the target has stopped. A further stop needs another request."""
         self._asked_at = None
 
     def _on_stop(self, reply: StopReply) -> bool:
@@ -357,7 +357,7 @@ class TargetDriver:
         """
         Run the handlers of the breakpoint at ``at`` and resume the target; return True if the run is over instead.
 
-        ``registers`` are those of ``thread``, which has hit it; None: the stub has no threads.
+        ``registers`` are the registers of ``thread``, which has hit it. ``thread`` is None if the stub has no threads.
         """
         if self._goes_on_before(at, thread, registers):
             return False
@@ -419,9 +419,9 @@ class TargetDriver:
 
     def _goes_on_before(self, at: int, thread: ThreadId | None, registers: Registers) -> bool:
         """
-        Resume the target before handlers run, if they need only the registers; return whether that was done.
+        If handlers need only the registers, resume the target before they run, and return True.
 
-        QEMU translates the code again after each stop; thus it does so while the handlers run.
+        QEMU translates the code again after each stop. So it does this while the handlers run.
         """
         (member, *others), stepper = self._shared.members, self._inferior.stepper
         is_ours = member.awaits_return_at(at) or at in member.own_places

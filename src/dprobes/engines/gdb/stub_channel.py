@@ -1,7 +1,7 @@
 """
 Requests to a stub and its replies, and requests that are sent without waiting for the reply.
 
-A stub replies to an unsupported packet with an empty one (GDB manual, appendix E.1): such a packet is not sent again.
+A stub replies to an unsupported packet with an empty one (GDB manual, appendix E.1). Such a packet is not sent again.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _AT_ONCE_MAX = 200
 """
 Maximum total size in bytes of packets that are sent together while they are acknowledged.
 
-QEMU (user mode) reads 256 bytes from the connection, and waits for the acknowledgement of its answer before it looks at
-the rest of them. It would interpret the bytes that follow as a refusal.
+QEMU (user mode) reads 256 bytes from the connection, and waits for the acknowledgement of its answer before it
+processes the rest of them. It would interpret the remaining bytes as a refusal.
 """
 _READ_AT_ONCE = 256
 """
@@ -110,8 +110,8 @@ class StubChannel:
         """
         Continue a conversation that another client has begun; return the last stop that arrives.
 
-        Read until nothing arrives for ``patience`` seconds. The other client may have left answers unread or
-        unacknowledged.
+        The other client may have left answers unread or unacknowledged. So read until nothing arrives for ``patience``
+        seconds.
         """
         self._conversation.has_acknowledgements = has_acknowledgements
         if has_acknowledgements:
@@ -222,8 +222,8 @@ class StubChannel:
             padding, what was told, the packet │ + for each answer to what was told, and for the stop │ question
             └──────── _READ_AT_ONCE ──────────┘
 
-        So QEMU waits for nothing until it has answered the question. Return False, with nothing sent, if the packets
-        are larger than ``_READ_AT_ONCE``.
+        So QEMU waits for nothing until it has answered the question. If the packets are larger than ``_READ_AT_ONCE``,
+        send nothing and return False.
         """
         size = sum(len(each) + _FRAME for each in (*self._told, payload))
         if size > _READ_AT_ONCE:
@@ -314,7 +314,7 @@ class StubChannel:
         return self._transport.fileno()
 
     def close(self) -> None:
-        """Close the connection to the stub; the target stays as it is."""
+        """Close the connection to the stub. The state of the target does not change."""
         self._transport.close()
 
     def _unexpected(self, asked: str | bytes, answer: bytes) -> EngineError:

@@ -1,7 +1,7 @@
 """
 Connection of a run to its stub, from the start of the stub's command, if any, to the removal of the last breakpoint.
 
-While the connection is open, a restorer process waits, which removes the breakpoints if this one is killed.
+While the connection is open, a restorer process waits. It removes the breakpoints if this process is killed.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ _RETURN_PATIENCE = 2.0
 
 class StubConnection:
     """
-    A connection to the stub at an ``endpoint``; the command ``arguments``, if there are any, starts the stub.
+    Connection to the stub at an ``endpoint``. The command ``arguments``, if there are any, starts the stub.
 
-    The owner sets ``target`` and ``warn``, a function of a message for the user, as soon as they are known.
+    The owner sets ``target`` and ``warn``, which sends a message to the user, as soon as they are known.
     """
 
     def __init__(self, endpoint: str, arguments: Sequence[str] = ()) -> None:

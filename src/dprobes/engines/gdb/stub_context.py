@@ -1,4 +1,4 @@
-"""``Context`` of a handler on a stopped thread behind a stub."""
+"""``Context`` of a handler for a stopped thread of a stub's target."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ class StubContext:
         self._registers[name] = value
 
     def set_aside(self) -> Changes | None:
-        """Restore the registers to their values at the hit, and return the handlers' changes; None: they made none."""
+        """Restore the registers to their values at the hit, and return the handlers' changes, or None without any."""
         changes, self.written = self.written, None
         for index, (before, _) in (changes or {}).items():
             self._registers[self.names[index]] = before

@@ -1,5 +1,5 @@
 """
-Core files of a process behind a stub, which is stopped while its core is written.
+Core files of a process that a stub serves. The process is stopped while its core file is written.
 
 If the stub can read files of its machine, ``/proc`` there determines the memory in the core file, as for other
 processes. Otherwise the memory is found through pointers (``FoundMemory``).
@@ -62,8 +62,8 @@ class FoundMemory:
     """
     Memory of a process whose mappings are unknown: ``segments`` found through its own pointers, and ``files``.
 
-    Loaded files are recognized by their ELF headers in memory. Around everything else that a register or the dynamic
-    linker's list points to, pages are tried one by one until one cannot be read. ``word_size`` is that of the
+    Loaded files are recognized by their ELF headers in memory. Around any other address in a register or in the dynamic
+    linker's list, pages are tried one by one until one cannot be read. ``word_size`` is the word size of the
     ``target``.
     """
 
@@ -82,9 +82,9 @@ class FoundMemory:
 
     def add_file(self, header: int, path: str) -> int:
         """
-        Add the segments of a file whose ELF header is at an address, and return the end of the last one.
+        Add the segments of a file whose ELF header is at an address; return the end of the last one.
 
-        Segments that are not writable are as in the file; the core file has only the page with the ELF header of them.
+        Segments that are not writable are as in the file, so the core file has only their page with the ELF header.
         """
         end = header
         loaded = list(self._load_segments(header))
@@ -146,7 +146,7 @@ class FoundMemory:
         return not is_known and len(self._target.read_anew(page, 1)) == 1
 
     def _add(self, segment: Segment) -> None:
-        """Add a segment; the last page of the one before is cut off if the new one begins in it."""
+        """Add a segment. If it begins in the last page of the segment before, cut off that page."""
         number = bisect_right(self._segments, segment.start, key=_start_of) - 1
         if number >= 0 and segment.start < (before := self._segments[number][1]).end:
             size = min(before.size, segment.start - before.start)
@@ -266,7 +266,7 @@ class StubCore:
             return write_contents(contents, memory, output)
 
     def _states(self, layout: CoreProcessor) -> Iterator[tuple[HeldThread, Registers]]:
-        """Iterate over the threads, the one that has hit first, and their registers."""
+        """Iterate over the threads and their registers. The thread that has the hit is the first one."""
         yield self._state(layout, self.thread, self.registers), self.registers
         for thread in self.target.stub.threads():
             if thread != self.thread:

@@ -1,5 +1,5 @@
 """
-A program at a stub: its probepoints in the target, beside those of other programs, and its pending events.
+Program at a stub: its probepoints in the target, which other programs may share, and its pending events.
 
 The program's module determines the kind of target: ``ProbedProcess``, ``ProbedMachine``, ``ProbedPrograms``.
 """
@@ -118,10 +118,10 @@ class StubMember(ABC):
 
     @abstractmethod
     def find(self, stub: Stub, tell: Callable[[str], None], warn: Callable[[str], None]) -> Inferior:
-        """Return the target behind the stub; the first member determines the kind for all."""
+        """Return the target of the stub. The first member determines the kind for all."""
 
     def take_over(self, inferior: Inferior) -> None:
-        """Use a target that another member has found; no probepoint of this program is inserted in it yet."""
+        """Use a target that another member has found. No probepoint of this program is inserted in it yet."""
         self._target, self._context, _, self._stepper = inferior
         self.placed = self._placement()
 
@@ -165,7 +165,7 @@ class StubMember(ABC):
         """
         Return the probepoints whose watchpoints cover ``address``, with their points.
 
-        ``reason`` is the access that the stub reports: ``watch``, ``rwatch`` or ``awatch``.
+        ``reason`` is the access in the stub's report: ``watch``, ``rwatch`` or ``awatch``.
         """
         return self.placed.watched.concerned(address, reason)
 
@@ -192,7 +192,7 @@ class StubMember(ABC):
 
     @abstractmethod
     def select(self, thread: ThreadId | None, registers: Registers) -> None:
-        """Select the thread whose registers and memory the handlers access; ``registers`` are those of the thread."""
+        """Select the thread whose registers and memory the handlers access. ``registers`` are the thread's."""
 
     def _caller(self, thread: ThreadId | None, at: int) -> ThreadId | None:  # noqa: ARG002 - for machines
         """Return the thread that calls or returns at an address; None if the stub has no thread ids."""
@@ -239,7 +239,7 @@ class StubMember(ABC):
 
     @property
     def due(self) -> float:
-        """Monotonic time in seconds at which the target must stop for a sample; infinity: never."""
+        """Monotonic time in seconds at which the target must stop for a sample, or infinity."""
         return math.inf
 
     @property
@@ -257,9 +257,9 @@ class StubMember(ABC):
 
     def count(self, handled: Sequence[Handled[StubProgram]], *, has_faulted: bool) -> bool:
         """
-        Count hits of the program; return whether a probepoint became inactive.
+        Count hits of the program; return True if a probepoint became inactive.
 
-        With ``has_faulted``, the probed instruction faulted: only probepoints with ``keep_on_fault`` count the hit.
+        With ``has_faulted``, the probed instruction faulted, and only probepoints with ``keep_on_fault`` count the hit.
         """
         return self._drop(self._emitter.count(handled, has_faulted=has_faulted))
 
@@ -276,7 +276,7 @@ class StubMember(ABC):
         return bool(gone)
 
     def carry_out_removals(self) -> bool:
-        """Remove the probepoints whose removal was requested; return whether there are any."""
+        """Remove the probepoints whose removal was requested; return True if there are any."""
         numbers, self.program.removals = self.program.removals, []
         gone = [self.program.probes[number] for number in numbers if self.program.probes[number].is_active]
         for probe in gone:

@@ -1,12 +1,13 @@
 """
-Files that a process behind a stub has loaded, and their addresses, from its own memory.
+Files that a process has loaded, and their addresses, from the process's own memory.
 
 The kernel passes information to a program in the auxiliary vector (getauxval(3)). The dynamic linker keeps a list of
 the files that it has loaded for debuggers (``struct r_debug`` and ``struct link_map`` in glibc's elf/link.h)::
 
     auxv ─► AT_PHDR ─► PT_DYNAMIC ─► DT_DEBUG ─► r_debug: version │ r_map │ r_brk │ r_state
                                                             │
-                                                            └─► link_map: l_addr │ l_name │ l_ld │ l_next │ l_prev
+                                                                    └─► link_map: l_addr │ l_name │ l_ld │ l_next │
+                                                                    l_prev
 
 ``l_addr`` is the load bias of a file. The linker calls ``r_brk``, an empty function, before and after each change of
 the list; ``r_state`` is the kind of change.
@@ -62,8 +63,8 @@ class ProcessImage:
     """
     Data about a process from its auxiliary vector: load bias, entry and user of its program.
 
-    ``path`` is the path by which the program was executed, "" if it is unknown. ``debug_place`` is the address of the
-    pointer to r_debug, None in a program without a dynamic linker.
+    ``path`` is the path by which the program was executed, or "" if it is unknown. ``debug_place`` is the address of
+    the pointer to r_debug, or None in a program without a dynamic linker.
     """
 
     bias: int
@@ -75,7 +76,7 @@ class ProcessImage:
     word_size: int
     path: str = ""
     has_descriptors: bool = False
-    """True if a function's address is that of a descriptor (64-bit PowerPC), whose first word is the code's address."""
+    """True if a function's address is a descriptor (64-bit PowerPC), whose first word is the code's address."""
 
     def code_of(self, target: StubTarget, function: int) -> int | None:
         """
@@ -196,8 +197,9 @@ class CodeFiles:
     Files of this machine that the process ``pid`` has loaded, which are reported to ``images`` for symbols.
 
     A stub reports the address of a file and its path, which may be on another machine, or in a directory that an
-    emulator uses as its root. A file here counts as the same one if its first bytes are the same. ``name`` is that of
-    the process, ``module`` the probed file, and ``program`` the path of the process' program, as far as it is known.
+    emulator uses as its root. A file on this machine counts as the same one if its first bytes are the same. ``name``
+    is the name of the process, ``module`` the probed file, and ``program`` the path of the process's program, as far as
+    known.
     """
 
     def __init__(
@@ -217,7 +219,7 @@ class CodeFiles:
                     self._images.mapped(self._pid, time.monotonic_ns(), mapping)
 
     def _mappings(self, file: LoadedFile) -> Iterator[MemoryMapping]:
-        """Iterate over the code mappings of a file; none if it is not on this machine."""
+        """Iterate over the code mappings of a file. If the file is not on this machine, there are none."""
         for elf in self._candidates(file.path or self._program):
             if self._is_at(elf, file.bias):
                 status = elf.path.stat()
@@ -258,11 +260,11 @@ _COMM_MAX = 15
 
 class StubProcess:
     """
-    A stopped process; the constructor runs a process that has not begun to its entry point.
+    Stopped process. If the process has not begun, the constructor runs it to its entry point.
 
-    ``program`` is the path of its executable, "" if it is unknown. ``linker_place`` is the address of the dynamic
-    linker's function for debuggers (``r_brk``); None without a dynamic linker. The constructor raises ``EngineError``
-    if the ``target`` is no process of Linux, or its processor is not that of the module.
+    ``program`` is the path of its executable, or "" if unknown. ``linker_place`` is the address of the dynamic linker's
+    function for debuggers (``r_brk``), or None without a dynamic linker. The constructor raises ``EngineError`` if the
+    ``target`` is no process of Linux, or its processor is not the module's.
     """
 
     def __init__(self, target: StubTarget, processor: StubProcessor, resolved: ResolvedModule) -> None:
@@ -299,7 +301,7 @@ class StubProcess:
         check_description(self._target.description, self._processor, self._endpoint)
 
     def _pid_of(self, thread: ThreadId | None) -> int:
-        """Return the process id; QEMU reports 1 for any process, but uses the kernel's thread ids."""
+        """Return the process id. QEMU reports 1 for any process, but uses the kernel's thread ids."""
         if thread is None:
             return 0
         return thread.process if thread.process > 1 else min(each.thread for each in self._target.stub.threads())
@@ -308,7 +310,7 @@ class StubProcess:
         """
         Run to the executable's entry point; raise ``EngineError`` if the process does not reach it.
 
-        Files cannot be probed before the dynamic linker has loaded them.
+        Files cannot be probed until the dynamic linker has loaded them.
         """
         entry = self._image.code_of(self._target, self._image.entry) or 0
         self.insert(entry)

@@ -1,4 +1,4 @@
-"""A probe program whose handlers run at hits behind a stub: its variables, and its probepoints with their counts."""
+"""Probe program whose handlers run at hits in a stub's target: its variables, probepoints, and counts."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ StubProbe = probe_hits.Probe["StubProgram"]
 
 @dataclass(slots=True, eq=False)
 class _Reach:
-    """Processes, by id, in which the program's hits run handlers; the session adds the target."""
+    """Process ids of the processes in which the program's hits run handlers. The session adds the target."""
 
     pids: set[int] = field(default_factory=set)
 
@@ -166,7 +166,7 @@ class _Tally(Counts):
         return Counts(**{each.name: getattr(self, each.name) for each in fields(Counts)})
 
     def note(self, placement: str) -> None:
-        """Record how the probed instruction was executed, such as by emulation; ``executed`` has each way once."""
+        """Record how the probed instruction was executed, such as by emulation. ``executed`` has each way once."""
         if placement not in self.executed:
             self.executed = (*self.executed, placement)
 
@@ -182,10 +182,10 @@ class _OwnCounters:
 
 class StubProgram:
     """
-    Probe program whose handlers run at hits in a stub's target; ``bias`` is the load bias of its module in bytes.
+    Probe program whose handlers run at hits in a stub's target. ``bias`` is the load bias of its module in bytes.
 
-    It shares the variables of its ``principal``, if there is one. ``stacks`` is the unwinder for a process,
-    ``stacks_of_programs`` that for processes on a machine.
+    If it has a ``principal``, it shares the principal's variables. ``stacks`` is the unwinder for a process,
+    ``stacks_of_programs`` the unwinder for processes on a machine.
     """
 
     number: int = 0
@@ -259,7 +259,7 @@ class StubProgram:
         return [list(self._of_cpus.get(cpu, zeros)) for cpu in range(max(count, *self._of_cpus, 0))]
 
     def reset_variables(self, first: int, last: int | None) -> None:
-        """Set local variables, and those of all CPUs, to zero, from index ``first`` to ``last`` inclusive."""
+        """Set local variables, and those of all CPUs, from index ``first`` to ``last`` (included) to zero."""
         for cells in (self.local_variables, self.cpu_variables, *self._of_cpus.values()):
             count = len(cells[first : None if last is None else last + 1])
             cells[first : first + count] = [0] * count

@@ -1,7 +1,7 @@
 """
-Processors as described by stubs: names of registers, breakpoint instructions, and calling conventions.
+Processors as stubs describe them: names of registers, breakpoint instructions, and calling conventions.
 
-There is one row for each supported architecture; its registers are named as in GDB's descriptions (GDB manual, appendix
+There is one row for each supported architecture. Its registers are named as in GDB's descriptions (GDB manual, appendix
 G.5).
 """
 
@@ -35,7 +35,7 @@ __all__ = [
 
 
 _INCLUDE = "xi:include"
-"""Tag of inclusions, as all files write it; only the DTD, which is not available, ties the prefix to XInclude."""
+"""Tag of inclusions, as all files write it. Only the DTD, which is not available, ties the prefix to XInclude."""
 _DEPTH_MAX = 8
 _REGISTERS_MAX = 4096
 _BITS_MAX = 1 << 16
@@ -43,7 +43,7 @@ _BITS_MAX = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class RegisterPlace:
-    """Place of a register: its ``number``, and its ``offset`` and ``size`` in the answer to ``g``, in bytes."""
+    """Place of a register: its ``number``, and its ``offset`` and ``size`` in bytes in the answer to ``g``."""
 
     name: str
     number: int
@@ -160,7 +160,7 @@ def _number(element: _Element, key: str, default: int | None, most: int) -> int:
 
 class Registers:
     """
-    Registers of a stopped thread, from the answer to ``g``; set registers are in ``changed``, to be written back.
+    Registers of a stopped thread, from the answer to ``g``. Registers to be written back are in ``changed``.
 
     A stub may omit the last registers in that answer; they are requested one by one with ``read``.
     """
@@ -193,9 +193,9 @@ class Registers:
 
     def _alone(self, place: RegisterPlace) -> bytes | None:
         """
-        Return the bytes of a register that the answer to ``g`` does not contain; None if the stub has no such register.
+        Return the bytes of a register that the answer to ``g`` lacks, or None if the stub has no such register.
 
-        It is read by ``p`` when it is needed first.
+        It is read by ``p`` when it is first needed.
         """
         if place.name not in self._single:
             data = None if self._read is None else self._read(place.number)
@@ -231,16 +231,16 @@ class Registers:
 @dataclass(frozen=True, slots=True)
 class StubProcessor:
     """
-    A processor as described by stubs.
+    Processor as stubs describe it.
 
-    * ``descriptions`` are its names in descriptions.
-    * ``names`` maps registers to the names that stubs use instead; a stub uses one of them.
+    * ``descriptions`` has its names in descriptions.
+    * ``names`` maps registers to the names that stubs use instead. A stub uses one of them.
     * ``pc`` and ``sp`` are the stubs' names of program counter and stack pointer.
-    * ``link`` is the register with the return address when a function begins, "" if that is on top of the stack.
+    * ``link`` is the register with the return address when a function begins, or "" if it is on top of the stack.
     * ``dropped`` is the maximum number of bytes of arguments that a function pops when it returns.
-    * ``breakpoint`` is the shortest breakpoint instruction; after its execution the pc is ``moved`` bytes further,
+    * ``breakpoint`` is the shortest breakpoint instruction. After its execution, the pc is ``moved`` bytes further,
       unless a stub corrects that.
-    * ``order`` is the list of registers that GDB presumes without a description, with their sizes in bytes.
+    * ``order`` has the registers that GDB presumes without a description, with their sizes in bytes.
     """
 
     descriptions: frozenset[str]

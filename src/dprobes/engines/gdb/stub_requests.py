@@ -1,7 +1,7 @@
 """
-Requests to a stub: registers, memory, breakpoints and threads, whichever packets of the protocol the stub supports.
+Requests to a stub about registers, memory, breakpoints and threads, by the packets that the stub supports.
 
-Each method makes one kind of request; ``engines.gdb.stub_channel`` transmits requests and answers.
+Each method makes one kind of request. ``engines.gdb.stub_channel`` transmits requests and answers.
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ class Stub(StubChannel):
 
     def resume(self, actions: Iterable[tuple[str, ThreadId | None]]) -> None:
         """
-        Resume threads, each with an action: ``c`` (continue) or ``s`` (step); the thread None means all others.
+        Resume threads, each with an action: ``c`` (continue) or ``s`` (step). The thread None means all others.
 
         ``wait`` returns the next stop.
         """

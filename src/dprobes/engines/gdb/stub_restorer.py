@@ -1,5 +1,5 @@
 """
-A process that takes over the connection to a stub if the engine is killed: it removes breakpoints and detaches.
+Process that takes over the connection to a stub if the engine is killed. It removes breakpoints and detaches.
 
 It has a copy of the connection's descriptor, so the connection remains open after the engine's end. The engine sends it
 lines of text about each breakpoint before its insertion, and about other changes of the target::
@@ -15,7 +15,7 @@ lines of text about each breakpoint before its insertion, and about other change
     last PACKET               a packet to be sent before the target is released
     end                       the target needs no restoration
 
-At each hit the target's state changes: so ``running`` is a byte in shared memory instead of a line.
+The target's state changes at each hit. So ``running`` is a byte in shared memory instead of a line.
 
 The command is ``python -m dprobes.engines.gdb.stub_restorer CONNECTION PIPE MEMORY``, with three descriptors.
 """
@@ -110,8 +110,8 @@ def main(connection: int, pipe: int, memory: int) -> None:
     """
     Read lines until the end of the pipe, and restore the target unless the last one is "end".
 
-    ``connection`` is the descriptor of the stub's connection, and ``pipe`` that of the lines. ``memory`` is that of a
-    file whose first byte is 0 while the target is stopped.
+    The arguments are descriptors: of the stub's connection, of the pipe with the lines, and of a file (``memory``)
+    whose first byte is 0 while the target is stopped.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

@@ -1,8 +1,8 @@
 """
 Execution of the instruction under a breakpoint.
 
-Some instructions are emulated; for others the thread makes a single step without the breakpoint, while all other
-threads are stopped. A stub without single steps gets breakpoints at all addresses to which the instruction may lead.
+Some instructions are emulated. For others, the thread makes a single step without the breakpoint, while all other
+threads are stopped. A stub without single steps gets breakpoints at all possible next addresses.
 """
 
 from __future__ import annotations
@@ -62,7 +62,11 @@ class EffectEmulator:
         self._planned: dict[tuple[bytes, int], _Planned | None] = {}
 
     def emulate(self, raw: bytes, registers: Registers) -> bool:
-        """Emulate the instruction that a thread is at; return whether that was done; if not, nothing changes."""
+        """
+        Emulate the instruction of a thread, and return True.
+
+        If that is not possible, change nothing and return False.
+        """
         pc = self._names["pc"]
         at = registers[pc]
         if (raw, at) not in self._planned:
@@ -231,7 +235,11 @@ class Stepper:
             self._emulator = EffectEmulator(target, architecture, names)
 
     def breakpoint_of(self, reply: Stopped, registers: Registers, known: Container[int]) -> int | None:
-        """Return which of the breakpoints ``known`` a thread has reached, and correct its pc; None for another stop."""
+        """
+        Return the breakpoint of ``known`` that a thread has reached, and correct its pc.
+
+        Return None for another stop.
+        """
         if reply.signal != SIGTRAP:
             return None
         pc = registers[self.processor.pc]
@@ -258,7 +266,8 @@ class Stepper:
         """
         Execute the instruction under the breakpoint ``at`` in a thread, and return the stop after it.
 
-        ``raw`` is the instruction's bytes; None: unknown. The breakpoint is inserted again if ``at`` is in ``needed``.
+        ``raw`` has the instruction's bytes, or is None if they are unknown. The breakpoint is inserted again if ``at``
+        is in ``needed``.
         """
         self._target.write_back(thread, registers)
         if self._target.stub.has_steps():
@@ -301,11 +310,11 @@ class Stepper:
         self, at: int, raw: bytes | None, thread: ThreadId | None, registers: Registers, needed: Container[int]
     ) -> StopReply | None:
         """
-        Single-step a thread from the breakpoint ``at`` without removing it; return the stop.
+        Single-step a thread from the breakpoint ``at`` without removing it. Return the stop.
 
-        None: the stub does not support that. QEMU does, and is twice as fast that way: it retranslates the code for
-        each breakpoint that is inserted or removed. The first instruction that cannot lead to itself shows whether a
-        stub does.
+        Return None if the stub does not support this. QEMU does, and takes half of the time, because it retranslates
+        the code for each breakpoint that is inserted or removed. The first instruction that cannot lead to itself shows
+        whether a stub supports it.
         """
         if self._steps_through is False or at not in needed or not self._target.stub.knows_breakpoints:
             return None

@@ -1,7 +1,7 @@
 """
-The target behind a stub: its threads, its memory while it is stopped, and its breakpoints.
+Target of a stub: its threads, its memory while it is stopped, and its breakpoints.
 
-Memory that was read is cached in blocks until the target resumes: handlers and the engine read the same words.
+Memory is cached in blocks until the target resumes, because handlers and the engine read the same words.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _STEP_PATIENCE = 5.0
 _STOP_PATIENCE = 5.0
 """Maximum number of seconds for an interrupted target to stop."""
 _INTERRUPTS = (0, SIGINT)
-"""Signals by which stubs report an interrupt; 0 is none."""
+"""Signals by which stubs report an interrupt. 0 is no signal."""
 _STEP_ATTEMPTS = 3
 _SINGLE_MAX = 3
 """Maximum number of registers that are set one by one."""
@@ -156,9 +156,9 @@ class StubTarget:
 
     def accesses_as_program(self, code: int) -> bool:
         """
-        Return whether the stub refuses accesses that the target could not make; ``code`` is a read-only address.
+        Return True if the stub refuses accesses that the target could not make. ``code`` is a read-only address.
 
-        QEMU's user-mode emulation refuses them, up to version 8.0. Other stubs access everything, so a fault would be
+        QEMU's user-mode emulation up to version 8.0 refuses them. Other stubs allow every access, so a fault would be
         missed.
         """
         if self._accesses_as_program is None:
@@ -320,9 +320,9 @@ class StubTarget:
 
     def step(self, thread: ThreadId | None, pc: int, pc_name: str, *, is_exact: bool) -> StopReply:
         """
-        Execute one instruction, which is at ``pc``, in a thread; return the stop.
+        Execute the instruction at ``pc`` in a thread; return the stop.
 
-        QEMU occasionally stops a machine before it has moved; unless steps are ``is_exact``, check for that and retry.
+        QEMU occasionally stops a machine before it has moved. Unless the step ``is_exact``, check for that and retry.
         """
         for _ in range(_STEP_ATTEMPTS):
             self._set_running()
@@ -364,7 +364,7 @@ class StubTarget:
             self.interrupts = 0
 
     def interrupt(self) -> None:
-        """Interrupt the target; it stops for the interrupt, or for another reason before that."""
+        """Interrupt the target. It stops for the interrupt, or for another reason before that."""
         self.stub.interrupt()
         self.interrupts += 1
 

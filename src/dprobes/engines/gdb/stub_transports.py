@@ -46,7 +46,7 @@ class ConnectionLostError(EngineError):
 
 
 class Transport(ABC):
-    """A connection, for one thread at a time; data sent on one that is not ``is_reliable`` may be damaged."""
+    """Connection, for one thread at a time. If it is not ``is_reliable``, data may be damaged."""
 
     name: str
     is_reliable = True
@@ -345,7 +345,7 @@ class DebuggerRelay:
             debugger.close()
 
     def _take(self) -> bool:
-        """Relay data from the debugger; return whether it is still connected."""
+        """Relay data from the debugger; return True if it is still connected."""
         assert self._debugger is not None, "it was readable"
         try:
             data = self._debugger.recv(_CHUNK)

@@ -1,5 +1,5 @@
 """
-The ptrace engine: breakpoints in the processes of one process tree, without privileges.
+ptrace engine: breakpoints in the processes of one process tree, without privileges.
 
 ::
 
@@ -14,17 +14,17 @@ breakpoint at the dynamic linker's ``_dl_debug_state``.
 
 When the client exits or is killed, its pipe is closed; the tracer then restores all code and detaches. When the tracer
 is killed, the kernel stops its exit (PTRACE_O_TRACEEXIT) until the client has restored the bytes. When a thread has
-executed a breakpoint, the tracer corrects the instruction pointer before it waits for the stop: then the thread can
+executed a breakpoint, the tracer corrects the instruction pointer before it waits for the stop, so that the thread can
 continue without the tracer. With the inline engine, a third process, the restorer, outlives tracer and client. The
 tracer reports breakpoints and jumps to the restorer before it writes them.
 
-* Memory is compared with the file before a byte is written (MISMATCH, CONFLICT), and only a byte that the tracer wrote
-  is restored.
-* At a hit the thread stops at the ``int3``, and each handler sees the registers saved there. Then the original
+* Memory is compared with the file before a byte is written (MISMATCH, CONFLICT). Only a byte that the tracer wrote is
+  restored.
+* At a hit, the thread stops at the ``int3``, and each handler sees the registers saved there. Then the original
   instruction is emulated, or executed as a copy in an out-of-line slot, or in place with all other threads stopped.
-  Then the records are emitted. An instruction that faults leaves no record, unless the program has
-  ``logonfault = yes``.
-* If a thread causes an error, such as a failed ptrace request, its process is detached; the session continues.
+  Then the records are emitted. An instruction that faults leaves no record, unless the program has ``logonfault =
+  yes``.
+* If a thread causes an error, such as a failed ptrace request, its process is detached, and the session continues.
 * A system call that a stop interrupts continues to wait afterwards.
 * System calls are injected between syscall stops. If the tracer is killed meanwhile, the thread returns through a
   signal frame to its original state.
@@ -35,7 +35,7 @@ tracer reports breakpoints and jumps to the restorer before it writes them.
   discards them. Watchpoints belong to address spaces, too, but debug registers to threads.
 * Semaphores of USDT probes are incremented after the first breakpoint that needs them was written, and decremented
   before the last one is removed. So if the tracer is killed, an incremented semaphore has a breakpoint in memory.
-* Returns are probed at return instructions, and at jumps that may be tail calls; a tail call's return is detected by a
-  breakpoint at the return address. Data that a handler needs from the entry of the call is stored by frame: the address
-  of the return address.
+* Returns are probed at return instructions, and at jumps that may be tail calls. The return of a tail call is detected
+  by a breakpoint at the return address. Data that a handler needs from the entry of the call is stored by frame, the
+  address of the return address.
 """

@@ -1,4 +1,4 @@
-"""Places of a program's breakpoints and watchpoints, as the client sends them to the tracer."""
+"""Sites of a program's breakpoints and watchpoints, in the form in which the client sends them to the tracer."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Role(enum.IntEnum):
     RETURN = 1
     """The handler runs after the instruction, which returns from the function."""
     JUMP = 2
-    """The instruction may jump to another function (a tail call); the handler runs when that function returns."""
+    """The instruction may jump to another function (a tail call). The handler runs when that function returns."""
     LINKER = 3
     """Breakpoint of the engine itself: the dynamic linker has mapped or unmapped a file."""
     ENTRY = 5
@@ -79,7 +79,7 @@ class Site(NamedTuple):
     inside: tuple[tuple[int, int], ...] = ()
     """For JUMP: the ranges of the function (end excluded), as distances from this instruction in bytes."""
     semaphore: int = 0
-    """Distance in bytes from this instruction to the semaphore of its USDT probe; 0: none."""
+    """Distance in bytes from this instruction to the semaphore of its USDT probe, or 0."""
     counters: tuple[int, ...] = ()
     """Performance counters that are read at the function's entry, as indices in ``COUNTERS``."""
     kept: tuple[tuple[int, int | None], ...] = ()
@@ -108,7 +108,7 @@ class Sites(NamedTuple):
     """
     Sites of a program in a file: the reply to ``ModuleMapped``.
 
-    ``code`` is the program for the file's architecture, if the file is the probed module. ``symbols`` are the link
+    If the file is the probed module, ``code`` is the program for the file's architecture. ``symbols`` has the link
     addresses of the symbols that its handlers push. ``segment`` is (file offset, link address) of the executable
     segment, from which run-time addresses are computed. ``padding`` lists (file offset, size) of the unused bytes
     between the end of each code segment and the end of its last page.

@@ -1,4 +1,4 @@
-"""The ptrace engine and its sessions; a session starts a tracer, or joins one that already traces the process."""
+"""ptrace engine and its sessions. A session starts a tracer, or joins one that already traces the process."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ class PtraceSession:
 
     @property
     def tracer(self) -> int | None:
-        """Process id of the tracer, which other sessions may use, too; None if there is none now."""
+        """Process id of the tracer, which other sessions may use, too, or None if there is none now."""
         return None if self._conversation is None or self._run.is_over else self._conversation.tracer
 
     @property
@@ -225,7 +225,7 @@ class PtraceSession:
 
     def conversation_about(self, pid: int, tracer: int) -> Conversation | None:
         """
-        Return the session's conversation if it is with the ``tracer`` of the process ``pid``; otherwise None.
+        Return the session's conversation if it is with the ``tracer`` of the process ``pid``, or None.
 
         ``tracer`` is 0 if the process is not traced yet.
         """
@@ -237,9 +237,9 @@ class PtraceSession:
 
     def _present_conversation(self, pid: int | None) -> Conversation | None:
         """
-        Return the conversation with the tracer that traces the process ``pid`` already, for another program.
+        Return the conversation with the tracer that already traces the process ``pid``, for another program.
 
-        None: no session in ``beside`` has that tracer.
+        Return None if no session in ``beside`` has that tracer.
         """
         if pid is None:
             return None
@@ -388,7 +388,7 @@ class PtraceSession:
     # The conversation
 
     def _replace(self, former: object) -> None:
-        """Replace the session ``former``; its processes and global variables become those of this session."""
+        """Replace the session ``former``, and take over its processes and global variables."""
         if not isinstance(former, PtraceSession):
             raise EngineError("a session of the ptrace engine can take the place only of another one of that engine")
         if self.globals is None:
@@ -401,9 +401,9 @@ class PtraceSession:
 
     def give_way(self, run: ProgramRun, start: Start) -> Conversation:
         """
-        Replace the program of this session by that of ``run``, and return the conversation with the tracer.
+        Replace the program of this session by the program of ``run``, and return the conversation with the tracer.
 
-        Raise ``EngineError`` or ``SourceError`` if that is not possible; then this program continues.
+        Raise ``EngineError`` or ``SourceError`` if that is not possible; then this session's program continues.
         """
         conversation = self._conversation
         if conversation is None:

@@ -1,11 +1,10 @@
 """
 Messages to the restorer, and the manifest of the bytes written into a process.
 
-The manifest is for cleanup after tracer, client and restorer were all killed.
-
-The manifest is in the process's own memory, in a mapping that is found by its name. It therefore exists as long as the
-bytes that it lists, a forked child has a copy of it, and an execve discards it. Each write is listed before it is made.
-An entry contains the written and the original bytes: a reader restores nothing where memory holds other bytes.
+With the manifest, a process can be cleaned up after tracer, client and restorer were all killed. The manifest is in the
+process's own memory, in a mapping that is found by its name. So it exists as long as the bytes that it lists, a forked
+child has a copy of it, and an execve discards it. Each write is listed before it is made. An entry contains the written
+and the original bytes: a reader restores nothing where memory has other bytes.
 
 ::
 
@@ -56,8 +55,8 @@ class TracerBegun(NamedTuple):
     """
     First message to the restorer: the process id of the tracer.
 
-    Frames are those of ``tracer_messages``. The restorer receives the messages for the client's crash restorer, and
-    those of this module.
+    Frames have the format of ``tracer_messages``. The restorer receives the messages for the client's crash restorer,
+    and those of this module.
     """
 
     pid: int
@@ -139,9 +138,9 @@ def entry_of(
     breakpoints: Sequence[tuple[int, int]],
 ) -> bytes:
     """
-    Return the bytes of a manifest entry, by which another process can remove what a killed tracer has written.
+    Return the bytes of a manifest entry, by which another process can undo the writes of a killed tracer.
 
-    ``code`` are pages of code, (start, end) each; ``breakpoints`` are pairs of address and original byte.
+    ``code`` has pages of code as (start, end). ``breakpoints`` has pairs of address and original byte.
     """
     import json  # the tracer of a run without jumps does not need it
 
@@ -156,7 +155,7 @@ def entry_of(
 
 
 def length_in(head: bytes) -> int | None:
-    """Return the size in bytes of the entries, from the header ``head`` before them; None if the header is invalid."""
+    """Return the size in bytes of the entries from the header before them, or None if the header is invalid."""
     if len(head) < ENTRIES or not head.startswith(MANIFEST_MAGIC):
         return None
     length = int(_LENGTH.unpack_from(head, MANIFEST_LENGTH)[0])

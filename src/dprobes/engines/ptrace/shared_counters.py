@@ -1,8 +1,8 @@
 """
 Counts and variables of a run, in memory that the tracer writes and the client reads.
 
-The memory is a memfd that the client creates. So the client reads it without a request to the tracer, which is busy
-with hits, and can read it after the tracer's end. The file has 64-bit cells::
+The memory is a memfd that the client creates. The client can read it without a request to the tracer, which is busy
+with hits, and after the tracer's end. The file has 64-bit cells::
 
     resets requested | resets made | changes made | local variables | CPU variables of CPU 0 | of CPU 1 | ...
     the number of the last reset of each local variable | of each CPU variable
@@ -145,10 +145,10 @@ class SharedCounters:
 
     def use_native(self, variables: Variables, tables: Sequence[KeyedStore | None]) -> None:
         """
-        Use ``variables`` and ``tables`` that handlers in the probed processes write as well as the tracer does.
+        Use ``variables`` and ``tables`` that both the tracer and handlers in the probed processes write.
 
-        ``tables`` are in the order of the program's; None: only the tracer writes that table, which stays in this
-        memory.
+        ``tables`` has the order of the program's tables. An item that is None is a table that only the tracer writes,
+        and that stays in this memory.
         """
         self.variables, self._native_tables, self._is_native = variables, tables, True
 
@@ -191,7 +191,7 @@ class SharedCounters:
         return self._native_tables or [None] * len(self._tables)
 
     def tally(self, probe: int) -> Tally:
-        """Return the counts of a probepoint; the chunk of memory that holds them is mapped on first use."""
+        """Return the counts of a probepoint. Their chunk of memory is mapped when it is first used."""
         chunk, row = divmod(probe, _ROWS)
         if chunk >= len(self._chunks):
             with self._lock:
@@ -207,7 +207,7 @@ class SharedCounters:
     # the moment of the request therefore cannot write an old value back.
 
     def ask_for_reset(self, first: int = 0, last: int | None = None) -> None:
-        """Reset the variables ``first`` to ``last``, inclusive, None: to the last; readers see 0 from now on."""
+        """Reset the variables ``first`` to ``last`` (included; None for the last one). Readers see 0 from now on."""
         if self._principal is not None:
             self._principal.ask_for_reset(first, last)
             return
@@ -238,7 +238,7 @@ class SharedCounters:
             self._cells[_MADE] = asked
 
     def take_over(self, changes: Sequence[ValueChange]) -> None:
-        """Change variables and tables; call this only when the tracer does not write them any more."""
+        """Change variables and tables. Call this only after the tracer has stopped writing them."""
         if self._stores is None:
             self._stores = self.stores()
         apply_changes(changes, self.variables.local, self._stores)
@@ -254,13 +254,13 @@ class SharedCounters:
         self._cells[_CHANGED] = count
 
     def local_variables(self) -> list[int]:
-        """Return the local variables; a variable whose reset is still pending is zero."""
+        """Return the local variables. A variable whose reset is pending is zero."""
         if self._principal is not None:
             return self._principal.local_variables()
         return self._shown(self.variables.local)
 
     def cpu_variables(self) -> list[list[int]]:
-        """Return the CPU variables of each CPU; a variable whose reset is still pending is zero."""
+        """Return the CPU variables of each CPU. A variable whose reset is pending is zero."""
         if self._principal is not None:
             return self._principal.cpu_variables()
         return [self._shown(values) for values in self.variables.by_cpu]
@@ -306,11 +306,11 @@ class NativeState(Protocol):
 
     @property
     def global_variables(self) -> MutableSequence[int]:
-        """Global variables; empty if other programs share them."""
+        """Global variables, or none if other programs share them."""
 
     @property
     def tables(self) -> Sequence[KeyedStore | None]:
-        """Keyed tables; None for one that only the tracer writes."""
+        """Keyed tables, with None for a table that only the tracer writes."""
 
     def thread_variables(self, tid: int) -> MutableSequence[int] | None:
         """Return the variables of a thread, allocated on first use, or None if there is no room for them."""
@@ -323,7 +323,7 @@ class NativeState(Protocol):
 
 
 class NativeStatePlan(Protocol):
-    """Description of a ``NativeState`` that is not mapped yet; ``descriptor`` is that of a file in the client."""
+    """Description of a ``NativeState`` that is not mapped yet. ``descriptor`` belongs to a file in the client."""
 
     @property
     def descriptor(self) -> int:

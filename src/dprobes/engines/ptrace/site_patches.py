@@ -50,13 +50,13 @@ TRAP_OF_32_BITS = 6
 
 class NativeStop(NamedTuple):
     """
-    Instruction at ``place``, in the engine's code, at which a thread stops: the tracer handles its hit at ``site``.
+    Instruction in the engine's code at which a thread stops, so that the tracer handles its hit at ``site``.
 
-    The instruction faults, or with ``is_trap`` it traps. The stack pointer is then that of a trampoline's frame
-    (``x86_operations``). With ``has_frame`` the frame has the other registers that the handler's code has changed; with
-    ``has_flags`` it has all flags as PUSHFQ pushes them.
+    The instruction faults, or traps if ``is_trap``. The stack pointer then belongs to a trampoline's frame
+    (``x86_operations``). With ``has_frame``, the frame has the other registers that the handler's code has changed.
+    With ``has_flags``, it has all flags as PUSHFQ pushes them.
 
-    With an ``exit_code`` the hit has been handled already: the handler of the probepoint ``probe`` of ``program`` has
+    With an ``exit_code``, the hit has been handled already: the handler of the probepoint ``probe`` of ``program`` has
     ended with that code.
     """
 
@@ -72,9 +72,9 @@ class NativeStop(NamedTuple):
 
 class PatchSwitch(NamedTuple):
     """
-    Switch at ``address`` in a jump's code: with the bytes ``on``, the handlers up to ``end`` run; ``off`` skips them.
+    Switch at ``address`` in a trampoline. With the bytes ``on``, the handlers up to ``end`` run; ``off`` skips them.
 
-    ``sites`` are the sites whose handlers these are.
+    ``sites`` has the sites of these handlers.
     """
 
     address: int
@@ -87,21 +87,21 @@ class PatchSwitch(NamedTuple):
 @dataclass(frozen=True, slots=True, eq=False)
 class SitePatch:
     """
-    A jump that replaces the breakpoints at ``sites``, (program, probepoint, address) each.
+    Jump that replaces the breakpoints at ``sites``, (program, probepoint, address) each.
 
-    ``code`` are the file's bytes from ``start`` on: the displaced instructions, preceded by a mark for indirect
-    branches (ENDBR) if there is one. ``relied_on`` is an address and the bytes that memory must also have there: a
-    punned jump shares them. ``writes`` are the bytes to be written, in order, and ``originals`` the file's bytes there.
-    No write crosses a page boundary, so each is written whole or not at all.
-
-    ``moves`` map addresses in the displaced code to the addresses at which a thread there continues. ``copies``
-    describe the copies of the displaced instructions, in order; their code ends at ``end``. ``method`` is the name of
-    the jump's kind in a summary. Of the jumps that have a group in common, either all or none are written. ``stops``
-    are the instructions where handlers leave a hit to the tracer.
-
-    The code that the jump leads to begins at ``begin``, in the memory of the program ``owner``. A jump to handlers of
-    several programs has ``switches``, by which the handlers of removed probepoints are skipped. With ``traps`` a branch
-    into the middle of the jump traps; without it, no branch may lead there.
+    * ``code`` has the file's bytes from ``start`` on: the displaced instructions, preceded by a mark for indirect
+      branches (ENDBR) if there is one.
+    * ``relied_on`` is an address and the bytes that memory must also have there, because a punned jump shares them.
+    * ``writes`` has the bytes to be written, in order, and ``originals`` the file's bytes there. No write crosses a
+      page boundary, so each is written whole or not at all.
+    * ``moves`` maps addresses in the displaced code to the addresses at which a thread there continues.
+    * ``copies`` describes the copies of the displaced instructions, in order; their code ends at ``end``.
+    * ``method`` is the name of the jump's kind in a summary.
+    * Of the jumps that have a group in common, either all or none are written.
+    * ``stops`` has the instructions at which handlers leave a hit to the tracer.
+    * The trampoline begins at ``begin``, in the memory of the program ``owner``. If it has handlers of several
+      programs, ``switches`` skip the handlers of removed probepoints.
+    * With ``traps``, a branch into the middle of the jump traps. Without it, no branch may lead there.
     """
 
     sites: tuple[tuple[int, int, int], ...]
@@ -136,7 +136,7 @@ class SitePatch:
 
     @property
     def place(self) -> int | None:
-        """Address of the displaced code, by which a jump is identified; None if it has none."""
+        """Address of the displaced code, by which a jump is identified, or None if it has none."""
         return self.copies[0].copy if self.copies else None
 
     @property
@@ -145,7 +145,7 @@ class SitePatch:
         return self.programs | (frozenset() if self.owner is None else {self.owner})
 
     def only(self, sites: Iterable[tuple[int, int, int]]) -> SitePatch:
-        """Return the jump with only those of its sites that are in ``sites``; a jump without switches keeps all."""
+        """Return the jump with only those of its sites that are in ``sites``. A jump without switches keeps all."""
         present = set(sites)
         kept = tuple(site for site in self.sites if site in present)
         if not self.switches or len(kept) == len(self.sites):
@@ -191,7 +191,7 @@ class SitePatch:
         """
         Return the address of the copied instruction at which a thread continues after its hit was handled.
 
-        ``address`` is that of the probed instruction, or of the mark before it. Return None if there is no copy.
+        ``address`` is the address of the probed instruction, or of the mark before it. Return None if there is no copy.
         """
         return next((each.copy for each in self.copies if each.exact and each.original >= address), None)
 
@@ -229,10 +229,10 @@ def _unpickled(
 
 def without_jump(found: bytes, data: bytes, original: bytes) -> bytes | None:
     """
-    Return the bytes ``found`` in memory, with those of a jump replaced by the file's.
+    Return the bytes ``found`` in memory, with the bytes of a jump replaced by the file's.
 
-    ``data`` are the jump's bytes there, and ``original`` the file's. The breakpoint of a uprobe stays, because the
-    kernel removes it. Return None if memory holds any other byte, or ``found`` is too short.
+    ``data`` has the jump's bytes there, and ``original`` the file's. The breakpoint of a uprobe stays, because the
+    kernel removes it. Return None if memory has any other byte, or ``found`` is too short.
     """
     if len(found) < len(data):
         return None
@@ -246,10 +246,10 @@ class NativeMemory(NamedTuple):
     """
     Addresses of the memory for handlers in a process.
 
-    ``page`` is the process page (``native.process_page``), which is private; with the ``calls`` after it, it has
-    ``own`` bytes. ``region`` is the mapping, of ``size`` bytes, of the client's file with the program's maps.
-    ``others``, (address, size) each, are mappings that other programs use, too. The ``manifest`` lists all bytes that
-    are written (``restorer_messages``).
+    ``page`` is the process page (``native.process_page``), which is private; together with the ``calls`` after it, it
+    has ``own`` bytes. ``region`` is the mapping, of ``size`` bytes, of the client's file with the program's maps.
+    ``others`` has mappings (address, size) that other programs use, too. The ``manifest`` lists all bytes that are
+    written (``restorer_messages``).
     """
 
     page: int
@@ -286,7 +286,7 @@ class Patches:
     """Keys of ``displaced``, sorted."""
     known: dict[int, SitePatch] = field(default_factory=dict)
     """
-    Jumps whose code is written, with all their sites, by the address of their displaced code; the latest is the last.
+    Jumps whose code is written, with all their sites, by the address of their displaced code. The latest is the last.
 
     The jump in memory may serve only some of these sites.
     """
@@ -319,7 +319,7 @@ class Patches:
         self._unlearn({place for site in sites for place in self.places.get(site, ())})
 
     def known_at(self, sites: Collection[int] | None = None) -> list[SitePatch]:
-        """Return the known jumps at ``sites``, None: all known jumps, the latest first."""
+        """Return the known jumps at ``sites``, or all if it is None, the latest first."""
         if sites is None:
             return list(reversed(self.known.values()))
         found = dict.fromkeys(place for site in sites for place in reversed(self.places.get(site, ())))

@@ -20,7 +20,7 @@ __all__ = ["Execution", "execution_of"]
 
 
 class Execution(enum.Enum):
-    """Way in which a probed instruction is executed; the value completes "it is executed ..."."""
+    """Way in which a probed instruction is executed. The value completes "it is executed ..."."""
 
     EMULATED = "by the tracer (emulated)"
     RUN_ON = "out of line, mostly without a stop after it"

@@ -108,7 +108,7 @@ class FrameReader:
         self._pending = bytearray()
 
     def feed(self, data: bytes) -> Iterator[tuple[Kind, bytes]]:
-        """Add received bytes; iterate over the frames that are complete with them, (kind, payload) each."""
+        """Add received bytes; iterate over the frames that are complete with them, as pairs of kind and payload."""
         pending = self._pending
         pending += data
         while len(pending) >= _FRAME.size:
@@ -149,9 +149,9 @@ class Start:
     budget: float | None = None
     """Share of a CPU that hits may take; None for no limit."""
     globals: int = -1
-    """Descriptor of the global variables, if they are shared with other programs; -1 otherwise."""
+    """Descriptor of the global variables if they are shared with other programs, or -1."""
     principal: int = -1
-    """Number of the program whose variables and tables this one uses instead of its own; -1 if it uses its own."""
+    """Number of the program whose variables and tables this one uses, or -1 if it uses its own."""
     everywhere: dict[int, Sites | str] = field(default_factory=dict)
     """Watchpoints for every process, regardless of its files, by word size; a string is the reason for none."""
     tables: tuple[Table, ...] = ()
@@ -173,7 +173,7 @@ class Attach(NamedTuple):
 
 class Remove(NamedTuple):
     """
-    A request to remove probepoints of a program from all present and future processes.
+    Request to remove probepoints of a program from all present and future processes.
 
     The reply is ``ProbeStatus``; there is none if the program was replaced by another one.
     """
@@ -199,10 +199,10 @@ class ChangeRequest:
 
 class Insert(NamedTuple):
     """
-    A request to insert another program into the process ``pid`` and the processes that this process has started.
+    Request to insert another program into the process ``pid`` and the processes that this process has started.
 
     The tracer opens the ``counters`` and ``native`` of ``start`` by the client's descriptors; it has opened ``globals``
-    before. ``known`` are the sites in files that the tracer has reported.
+    before. ``known`` has the sites in files that the tracer has reported.
     """
 
     start: Start
@@ -212,7 +212,7 @@ class Insert(NamedTuple):
 
 
 class Replace(NamedTuple):
-    """A request to replace the program ``former`` by another one; the other fields are as in ``Insert``."""
+    """Request to replace the program ``former`` by another one. The other fields are as in ``Insert``."""
 
     start: Start
     former: int
@@ -221,11 +221,11 @@ class Replace(NamedTuple):
 
 class ShareMemory(NamedTuple):
     """
-    A request to map memory in a process for handlers that run there; the reply is ``MemoryShared``.
+    Request to map memory in a process for handlers that run there. The reply is ``MemoryShared``.
 
     ``descriptor`` is the client's descriptor of a file of ``size`` bytes. ``calls`` is the table of calls that handlers
-    keep in the private memory of the process. ``others`` are (descriptor, size) of more files, which other programs
-    use, too. ``globals`` is the size in bytes of the global variables, 0 if they are not to be mapped. All programs and
+    keep in the private memory of the process. ``others`` has more files (descriptor, size), which other programs use,
+    too. ``globals`` is the size in bytes of the global variables, or 0 if they are not to be mapped. All programs and
     the tracer share their file, which is mapped last.
     """
 
@@ -240,13 +240,14 @@ class ShareMemory(NamedTuple):
 
 class PatchSites(NamedTuple):
     """
-    A request to replace breakpoints in a process by jumps; the reply is ``SitesPatched``.
+    Request to replace breakpoints in a process by jumps. The reply is ``SitesPatched``.
 
-    ``memories`` are (program, page of ``MemoryShared``) of the programs whose handlers the code contains. They identify
-    the process: a different page means that the process has called execve. ``pages`` are the ranges to be mapped for
-    ``code``, (start, end) each. ``fixups`` are pairs of the address of an instruction that may fault, and the address
-    at which the thread then continues. ``postponed`` are the probepoints whose jumps must wait until the process maps
-    more files.
+    * ``memories`` has (program, page of ``MemoryShared``) of the programs whose handlers the code contains. They
+      identify the process: a different page means that the process has called execve.
+    * ``pages`` has the ranges (start, end) to be mapped for ``code``.
+    * ``fixups`` has pairs of the address of an instruction that may fault, and the address at which the thread then
+      continues.
+    * ``postponed`` has the probepoints whose jumps must wait until the process maps more files.
     """
 
     program: int
@@ -261,10 +262,10 @@ class PatchSites(NamedTuple):
 
 class ReleaseMemory(NamedTuple):
     """
-    A request to clear words that handlers have left without reaching their end, for example by longjmp.
+    Request to clear words that handlers have left without reaching their end, for example by longjmp.
 
-    At a moment when no thread is in a handler, the tracer sets ``words`` of the memory of ``ShareMemory``, (offset,
-    size) each, to 0. The reply is ``MemoryReleased``.
+    When no thread is in a handler, the tracer sets ``words`` (offset, size) of the memory of ``ShareMemory`` to 0. The
+    reply is ``MemoryReleased``.
     """
 
     program: int
@@ -327,7 +328,7 @@ class Placed(NamedTuple):
 
 
 class Removed(NamedTuple):
-    """A report that ``pid`` has no breakpoints at ``addresses`` any more; empty: at any address."""
+    """Report that the process ``pid`` has no breakpoints at ``addresses`` any more, or none at all if this is empty."""
 
     pid: int
     addresses: tuple[int, ...] = ()
@@ -382,7 +383,7 @@ class Overloaded(NamedTuple):
 
 
 class Replaced(NamedTuple):
-    """A report that ``program`` has replaced another one; no more messages about the replaced program follow."""
+    """Report that ``program`` has replaced another one. No more messages about the replaced program follow."""
 
     program: int
 
@@ -407,7 +408,7 @@ class NotInserted(NamedTuple):
 
 class Ended(NamedTuple):
     """
-    A report that a program was removed while other programs remain; no more messages about it follow.
+    Report that a program was removed while other programs remain. No more messages about it follow.
 
     It is ``complete`` if it was removed because all its processes are gone.
     """
@@ -418,7 +419,7 @@ class Ended(NamedTuple):
 
 class MemoryShared(NamedTuple):
     """
-    A report of the addresses at which a process has mapped the memory of ``ShareMemory``.
+    Report of the addresses at which a process has mapped the memory of ``ShareMemory``.
 
     If the mapping failed, ``page`` and ``region`` are 0, and ``problem`` is the reason.
     """
@@ -470,9 +471,9 @@ class SitesPatched(NamedTuple):
 
 class Done(NamedTuple):
     """
-    The end of the conversation: all programs are removed, and all processes are detached or have ended.
+    End of the conversation: all programs are removed, and all processes are detached or have ended.
 
-    ``complete`` is True if all processes have ended; ``problem`` is an error in the tracer. The counts are in the
+    ``complete`` is True if all processes have ended. ``problem`` is an error in the tracer. The counts are in the
     shared counters.
     """
 
@@ -481,7 +482,7 @@ class Done(NamedTuple):
 
 
 class Warned(NamedTuple):
-    """A warning for the user of a program; without ``program`` it is for the users of all of them."""
+    """Warning for the users of a program, or of all programs if ``program`` is None."""
 
     message: str
     hint: str | None = None
@@ -491,7 +492,7 @@ class Warned(NamedTuple):
 
 
 class Left(NamedTuple):
-    """A report that a process is not traced any more: a handler has handed it to the debugger (``exit 1``)."""
+    """Report that a process is not traced any more, because a handler has handed it to the debugger (``exit 1``)."""
 
     program: int
     process: HandedOver
@@ -516,9 +517,9 @@ class Refused(NamedTuple):
 
 class Failed(NamedTuple):
     """
-    A report that a process could not be attached to, with the reason; ``number`` is the errno.
+    Report that a process could not be attached to, with the reason. ``number`` is the errno.
 
-    If ``shares_with`` is not 0, it is a probed process. The tracer tried to attach to ``pid`` because the two processes
+    If ``shares_with`` is not 0, it is a probed process: the tracer tried to attach to ``pid`` because the two processes
     share their memory.
     """
 

@@ -1,4 +1,4 @@
-"""Kernel of a machine behind a stub, as the target of kernel programs; it is read while the machine is stopped."""
+"""Kernel of a machine as the target of kernel programs, read through a stub while the machine is stopped."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ class KernelLayout:
       struct cred, ``pgd`` of mm_struct.
     * ``module_list`` links a loaded module into the list. ``module_state``, ``module_name``, ``module_base`` and
       ``module_size`` are its state, its name, and the address and size of its code.
-    * ``module_symbols`` points to its symbols, whose members are ``symtab``, ``symbol_count``, ``strtab`` and
-      ``typetab``.
-    * ``orc`` is the layout of unwind tables. ``module_orc`` are the members of a module for the addresses of its two
+    * ``module_symbols`` points to a structure with the module's symbols. ``symtab``, ``symbol_count``, ``strtab`` and
+      ``typetab`` are members of that structure.
+    * ``orc`` is the layout of unwind tables. ``module_orc`` has the members of a module with the addresses of its two
       tables and their number of elements. Both are None in a kernel without such tables.
     """
 
@@ -417,7 +417,7 @@ class GuestKernel(RunningKernel):
 
 
 def _left_out(listed: ModuleSymbols, *, is_whole: bool) -> str:
-    """Return a description of the symbols that were left out, and, unless ``is_whole``, of modules; "" for none."""
+    """Return a description of the symbols that were left out, and of modules unless ``is_whole``, or "" for none."""
     said = [] if is_whole else ["the kernel lists more modules than are looked at, or its list has no end"]
     if listed.left_out:
         said.append(

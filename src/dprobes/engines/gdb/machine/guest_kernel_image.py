@@ -7,11 +7,12 @@ symbol. The tables are consecutive, each at a multiple of 8::
     up to v6.4:  offsets │ relative_base │ num_syms │ names │ markers │ … │ token_table │ token_index
     since then:  num_syms │ names │ markers │ token_table │ token_index │ offsets │ relative_base │ …
 
-``names`` has the length and the tokens of each name, ``markers`` the position of each 256th of them, ``token_table``
-256 strings, and ``token_index`` their positions. Some kernels have the order of the names as well (``seqs_of_names``).
+``names`` has the length and the tokens of each name. ``markers`` has the position of every 256th name. ``token_table``
+has 256 strings, and ``token_index`` their positions. Some kernels also have the order of the names (``seqs_of_names``).
 
-An address is ``relative_base`` plus its offset. If there are negative offsets, the others are addresses themselves (of
-the CPUs' own data), and negative ones count back from the base (CONFIG_KALLSYMS_ABSOLUTE_PERCPU).
+The address of a symbol is ``relative_base`` plus its offset. If the table has negative offsets
+(CONFIG_KALLSYMS_ABSOLUTE_PERCPU), a negative one counts back from the base, and any other is itself an address, of a
+CPU's own data.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ _MARKED = 256
 _NAME_MAX = 512
 _SYMBOLS_MAX = 1 << 21
 _LISTING_MAX = 1 << 27
-"""Maximum size of the listing in bytes; that of a distribution's kernel has about 10 MB."""
+"""Maximum size of the listing in bytes. A distribution's kernel has about 10 MB."""
 _EFFORT = 1 << 24
-"""Maximum number of names and places to examine in the search for the tables, in seconds; a kernel needs 1 % of it."""
+"""Maximum number of names and places to examine in the search for the tables, in seconds. A kernel needs 1 % of it."""
 _CANDIDATE = 1 << 9
 """Effort for one candidate for the token table."""
 _GRAPHIC = re.compile(rb"[A-Za-z?][!-~]+")
@@ -146,7 +147,11 @@ def _is_marked(data: bytes | bytearray, names: int, count: int, tokens: int, eff
 
 
 def _before_markers(data: bytes | bytearray, tokens: int, effort: SearchEffort) -> tuple[int, int] | None:
-    """Return number and position of the names, if markers, which increase from 0, follow (newer order); else None."""
+    """
+    Return number and position of the names, or None if no markers precede the tokens (newer order of the tables).
+
+    Markers increase from 0.
+    """
     place = tokens - _WORD.size
     if _WORD.unpack_from(data, place)[0] == 0:
         place -= _WORD.size

@@ -2,14 +2,14 @@
 Processes of a guest kernel of Linux: their tasks, address spaces and mapped files.
 
 Since 6.1, Linux keeps the mappings of an address space in a maple tree (``include/linux/maple_tree.h``). A node has
-ascending pivots and one slot more: slot N is for the indices from pivot N-1, exclusive, to pivot N, inclusive. A pivot
-after the first one that is 0, or a missing one, means the last index of the node. A pointer to a node has its
-type in its lower bits::
+ascending pivots and one slot more: slot N is for the indices from pivot N-1 (excluded) to pivot N (included). A missing
+pivot, or a 0 after the first pivot, stands for the last index of the node. The lower bits of a pointer to a node
+contain the node's type::
 
     63              8 7    6..3   2    1    0
     │ node (256 B)   │  │ type │ 1 │ root │ 0 │
 
-The root's pointer has bit 1; a tree without nodes has an entry for index 0 in its place.
+The root's pointer has bit 1. A tree without nodes has an entry for index 0 in its place.
 """
 
 from __future__ import annotations
@@ -156,9 +156,9 @@ class SpaceLayout:
     """
     Offsets in bytes of members of the structures for mappings, from the kernel's type information (BTF).
 
-    ``tasks`` links a process into the list of all, and ``mappings`` is the tree of an address space. ``space`` to
-    ``file`` are members of a mapping, ``dentry`` and ``inode`` those of a file, and ``name`` the name of a directory
-    entry.
+    ``tasks`` links a process into the list of all processes, and ``mappings`` is the tree of an address space. The
+    offsets from ``space`` to ``file`` are members of a mapping, ``dentry`` and ``inode`` of a file, and ``name`` of a
+    directory entry.
     """
 
     tree: MapleLayout
@@ -196,8 +196,10 @@ class SpaceLayout:
 
 _CURRENT = ("current_task", "pcpu_hot")
 """
-Names of the per-CPU variable of the current task. Linux kernel commit e57ef2ed97c1 ("x86: Put hot per CPU variables
-into a struct") (in v6.2) made it the first member of another variable; it is a variable of its own again since v6.15.
+Names of the per-CPU variable of the current task.
+
+Linux kernel commit e57ef2ed97c1 ("x86: Put hot per CPU variables into a struct") (in v6.2) made it the first member of
+another variable. Since v6.15 it is a variable of its own again.
 """
 _TABLES = "init_top_pgt"
 _MODULES = "modules"
@@ -212,16 +214,16 @@ class KernelFacts:
     """
     Facts about the kernel of a machine, for the run of a program: addresses of its tasks, CPUs and page tables.
 
-    * ``current`` is the address of the variable of the current task, to which the CPU's offset is added;
-      ``cpu_offsets`` is the address of the table of these offsets.
-    * ``tables`` is the physical address of the kernel's page tables, of the form ``paging``; None if it is unknown.
-    * ``text`` is the address at which its code begins.
+    * ``current`` is the address of the variable of the current task, relative to a CPU's offset. ``cpu_offsets`` is the
+      address of the table of these offsets.
+    * ``tables`` is the physical address of the kernel's page tables, of the form ``paging``, or None if it is unknown.
+    * ``text`` is the address at which the kernel's code begins.
     * ``modules`` is the head of the list of modules, and ``first_task`` the idle task of the first CPU.
-    * ``unwinding`` is the unwind tables: the addresses of the address table and of the entries, and their number; None
-      if there are none.
-    * ``symbols`` are those of the kernel.
-    * ``spaces`` is the layout of the structures for mappings, None if it is unknown.
-    * ``left_out`` describes the modules and symbols that are missing; it is empty if there are none.
+    * ``unwinding`` has the addresses of the unwind tables (the address table and the entries) and their number, or is
+      None.
+    * ``symbols`` has the kernel's symbols.
+    * ``spaces`` is the layout of the structures for mappings, or None if it is unknown.
+    * ``left_out`` describes the missing modules and symbols, or is empty.
     """
 
     layout: KernelLayout
@@ -382,10 +384,10 @@ class ModulePlace(NamedTuple):
 
 class MappedModule:
     """
-    The probed module ``name``, whose file on this machine is ``elf``, in the address spaces ``spaces``.
+    Probed module ``name``, whose file on this machine is ``elf``, in the address spaces ``spaces``.
 
-    The files of the probed machine cannot be read. A mapped file is the module if it has the module's name, and its
-    build ID, if the module has one. If the page with a file's build ID is not in memory yet, the file counts as the
+    The files of the probed machine cannot be read. A mapped file is the module if it has the module's name and, if the
+    module has one, its build ID. If the page with a file's build ID is not in memory yet, the file counts as the
     module, and the bytes of an instruction are compared at a hit.
     """
 
@@ -459,9 +461,10 @@ _STACK_SIZE = 1 << 14
 
 class Task(NamedTuple):
     """
-    A task: the address of its task_struct, its ids and its name.
+    Task of a kernel: the address of its task_struct, its ids and its name.
 
-    ``saved`` is the address of its user-mode pt_regs, and ``space`` that of its mm_struct; 0 for a kernel thread.
+    ``saved`` is the address of its user-mode pt_regs, and ``space`` the address of its mm_struct, or 0 for a kernel
+    thread.
     """
 
     address: int

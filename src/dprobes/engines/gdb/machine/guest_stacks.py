@@ -1,9 +1,9 @@
 """
-Call stacks on a machine: in the kernel by its unwind tables (ORC), in user space by those of files.
+Call stacks on a machine: in the kernel by its unwind tables (ORC), in user space by the unwind tables of files.
 
-A kernel stack is unwound as by the kernel's own unwinder (``arch/x86/kernel/unwind_orc.c``). Code without an entry,
-such as that of BPF programs, is unwound by frame pointers, and so is all code of a kernel without ORC tables. The stack
-ends at the entry from user space.
+A kernel stack is unwound like by the kernel's own unwinder (``arch/x86/kernel/unwind_orc.c``). Code without an entry,
+such as BPF programs, and all code of a kernel without ORC tables, are unwound by frame pointers. The stack ends at the
+entry from user space.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class KernelStacks:
     """
     Unwinder of kernel stacks.
 
-    ``word`` reads a number of a size in bytes at an address; None: unreadable. ``entry_at`` returns the ORC entry for
-    an address; None: there is none. ``is_entered`` returns whether an address is that of a function's first
+    ``word`` reads a number of a size in bytes at an address, and returns None if it is unreadable. ``entry_at`` returns
+    the ORC entry for an address, or None. ``is_entered`` returns True for the address of a function's first
     instruction.
     """
 
@@ -180,9 +180,9 @@ class ProgramStacks:
     """
     Unwinder of user-space call stacks, by the unwind tables of files on this machine.
 
-    The pages of unwind tables are rarely present in a process's memory. So the tables of a file on this machine are
-    used if it has the name of the mapped file, and the same build ID. ``names`` maps register indices to the stub's
-    names. ``files`` are known files; others are found by their names.
+    The pages of unwind tables are rarely present in a process's memory. So a file on this machine is used if it has the
+    name of the mapped file, and the same build ID. ``names`` maps register indices to the stub's names. ``files`` has
+    known files; others are found by their names.
     """
 
     word_size = 8

@@ -93,9 +93,9 @@ def _is_canonical(address: int, levels: int) -> bool:
 
 def translate(entry_at: Callable[[int], int | None], root: int, paging: Paging, address: int) -> Translation | None:
     """
-    Return the translation of a linear address, None if it is not mapped; ``root`` is cr3.
+    Translate a linear address by the page tables at ``root`` (cr3). Return None if it is not mapped.
 
-    ``entry_at`` returns 8 bytes of physical memory, None if they cannot be read.
+    ``entry_at`` returns 8 bytes of physical memory, or None if they cannot be read.
     """
     if paging is Paging.OFF:
         return Translation(address, (1 << _PAGE_BITS) - address % (1 << _PAGE_BITS), True, True, True)
@@ -123,7 +123,11 @@ def translate(entry_at: Callable[[int], int | None], root: int, paging: Paging, 
 def regions(
     entry_at: Callable[[int], int | None], root: int, paging: Paging, start: int, end: int, step: int
 ) -> Iterator[Region]:
-    """Iterate over mapped regions from ``start`` to ``end``; unmapped addresses are skipped in steps of ``step``."""
+    """
+    Iterate over mapped regions from ``start`` to ``end``.
+
+    Unmapped addresses are skipped in steps of ``step`` bytes.
+    """
     at, begun = start, None
     while at < end:
         found = translate(entry_at, root, paging, at)
@@ -257,9 +261,9 @@ class MachineTarget(StubTarget):
 
     def read_large(self, root: int, paging: Paging, address: int, size: int) -> bytes:
         """
-        Return memory at a virtual address, translated by the page tables at the physical address ``root``.
+        Read memory at a virtual address, translated by the page tables at the physical address ``root``.
 
-        It is read uncached and in large pieces; the result is shorter if some bytes cannot be read.
+        It is read uncached and in large pieces. The result is shorter if some bytes cannot be read.
         """
         data = bytearray()
         while len(data) < size:

@@ -1,12 +1,12 @@
 """
 Tables by which a kernel of x86-64 unwinds its own stacks (ORC), read from the memory of a machine.
 
-For the kernel and for each module there are two arrays, sorted by address. An element of the first one is the distance
-from the element itself to the code, one of the second a ``struct orc_entry`` (``arch/x86/include/asm/orc_types.h``)::
+The kernel and each module have two arrays, sorted by address. An element of the first array is the distance from the
+element itself to the code. An element of the second is a ``struct orc_entry`` (``arch/x86/include/asm/orc_types.h``)::
 
     s16 sp_offset │ s16 bp_offset │ u16 sp_reg:4 bp_reg:4 type … flags
 
-The bits of the type and the set of types have changed between versions; the kernel's type information (BTF) shows them.
+The bits of the type and the set of types differ between versions. The kernel's type information (BTF) shows them.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ Linux kernel commit fb799447ae29 ("x86,objtool: Split UNWIND_HINT_EMPTY in two")
 
 
 class OrcEntry(NamedTuple):
-    """Entry of the kernel's ORC tables: the rule for finding the caller's frame from that of the code."""
+    """Entry of the kernel's ORC tables: the rule by which the caller's frame is found from the frame of the code."""
 
     sp_register: int
     sp_offset: int
@@ -76,7 +76,11 @@ class OrcEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OrcLayout:
-    """Position of the type in an entry, and of the bit for the end of a stack, None if that is a type of its own."""
+    """
+    Position of the type in an ORC entry, and of the bit for the end of a stack.
+
+    ``end_place`` is None if the end of a stack is a type of its own.
+    """
 
     type_place: int
     type_width: int
@@ -113,7 +117,8 @@ class OrcTable:
     """
     Unwind table of some code: ``count`` elements at ``addresses``, and as many at ``entries``.
 
-    ``read`` returns memory, fewer bytes if some cannot be read. What was read is cached, as the tables do not change.
+    ``read`` returns memory, or fewer bytes if some cannot be read. The tables do not change, so their contents are
+    cached.
     """
 
     def __init__(

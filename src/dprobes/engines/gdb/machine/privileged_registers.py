@@ -49,7 +49,7 @@ _TRAPS = frozenset({1, 2, 3, 4, 18})
 
 
 def fault_entries(read: Callable[[int, int], bytes], table: int, limit: int) -> frozenset[int]:
-    """Return the addresses of the handlers of faults in the IDT (base ``table``, ``limit``); ``read`` reads memory."""
+    """Return the addresses of the handlers of faults in the IDT at ``table``. ``read`` reads memory."""
     count = min(_EXCEPTIONS, (limit + 1) // _GATE.size)
     data = read(table, count * _GATE.size)
     found = set()
@@ -250,7 +250,7 @@ _DESCRIPTOR, _PAGE_BITS, _LEAST_SELECTOR = 8, 12, 4
 
 
 def _allows(flags: int, *, reads: bool, write: bool) -> bool:
-    """Return whether a segment with these flags permits a write, or a read; without either, whether it is valid."""
+    """Return True if a segment with these flags permits a write, or a read, or, if neither is wanted, is valid."""
     if not flags & _PRESENT or not flags & _IS_CODE_OR_DATA:
         return False
     if write:
@@ -308,7 +308,7 @@ class Privileged:
         return None if self._executor is None else self._executor.execute(code, thread, inputs, outputs)
 
     def code_base(self, thread: ThreadId | None) -> int:
-        """Return the base to which the program counter is relative: that of the code segment, 0 in long mode."""
+        """Return the base of the code segment, to which the program counter is relative. It is 0 in long mode."""
         segment = self._system(thread).segments["cs"]
         return 0 if segment.flags & _LONG_CODE else segment.base
 

@@ -55,8 +55,8 @@ class SampleClocks:
     """
     Clocks of the samplers among ``probes``; times are in seconds of a monotonic clock.
 
-    At one stop, all processors are sampled. A stop takes milliseconds; a clock that is due several times meanwhile
-    counts once.
+    A stop takes milliseconds, and all processors are sampled at a stop. If a clock is due several times during a stop,
+    it counts once.
     """
 
     def __init__(self, probes: Sequence[StubProbe], probepoints: Sequence[Probepoint]) -> None:
@@ -72,7 +72,7 @@ class SampleClocks:
         return bool(self._periods)
 
     def next(self, now: float) -> float:
-        """Return the monotonic time in seconds at which the next sampler is due; infinity if none is active."""
+        """Return the monotonic time in seconds at which the next sampler is due, or infinity if none is active."""
         return min((self._due_at(probe, now) for probe in self._active()), default=math.inf)
 
     def take(self, now: float) -> list[StubProbe]:
@@ -119,10 +119,10 @@ class MachineStepper(Stepper):
 
     def breakpoint_of(self, reply: Stopped, registers: Registers, known: Container[int]) -> int | None:
         """
-        Return which of the breakpoints ``known`` a processor has reached, or None if it stopped for another reason.
+        Return the breakpoint of ``known`` that a processor has reached, or None if it stopped for another reason.
 
-        The program counter may be relative to a segment's base. Try the last base first and query the monitor only if
-        no breakpoint is there: a query takes longer than all other steps.
+        The program counter may be relative to a segment's base. The last base is tried first. The monitor is queried
+        only if no breakpoint is there, because a query takes longer than all other steps.
         """
         if reply.signal != SIGTRAP:
             return None
@@ -153,10 +153,10 @@ class MachineStepper(Stepper):
         needed: Container[int],
     ) -> StopReply:
         """
-        Execute the instruction at the breakpoint ``at``, which is removed during the step; return the stop after it.
+        Execute the instruction at the breakpoint ``at``, and return the stop after it.
 
-        It is inserted again if ``at`` is in ``needed``. If the processor is in a fault handler then, the stop has
-        SIGSEGV.
+        The breakpoint is removed during the step, and inserted again if ``at`` is in ``needed``. If the processor is
+        then in a fault handler, the stop has SIGSEGV.
         """
         self._target.write_back(thread, registers)
         pc = self.processor.pc
@@ -277,7 +277,7 @@ class ProbedMachine(StubMember):
             self._bare.know(kernel)
 
     def _know(self, facts: KernelFacts) -> None:
-        """Use what is known about the machine's kernel: ``facts`` give access to tasks, stacks and programs."""
+        """Use facts about the machine's kernel, which give access to tasks, stacks and programs."""
         if facts.left_out:
             self.events.warn(facts.left_out)
         target = self._target
@@ -344,7 +344,7 @@ class ProbedMachine(StubMember):
         return ()
 
     def place_probes(self) -> None:
-        """Insert the probepoints, unless they are inserted; a kernel stays where it is mapped."""
+        """Insert the probepoints unless they are already inserted. A kernel stays where it is mapped."""
         if self.placed.bias is None:
             self._returns.clear()
             self.events.report(self.placed.move(0), 0)
@@ -364,7 +364,7 @@ class ProbedMachine(StubMember):
         """
         Return the key of a call: the current task, which may continue on another processor before it returns.
 
-        Idle tasks are distinct as well: there is one for each processor.
+        The idle tasks of the processors are distinct tasks, too.
         """
         if at not in self.placed.entries and not self.awaits_return_at(at):
             return thread
@@ -467,7 +467,7 @@ class MachinePlaces:
 
 class BareMachine(RunningKernel):
     """
-    A machine without regard to its software, in the form of a kernel without symbols.
+    Machine without regard to its software, in the form of a kernel without symbols.
 
     A probe program names it ``machine``, and writes addresses as numbers: in firmware, boot loaders, other systems, and
     kernels that have not started. Code at an address may change between compilation and run.
@@ -513,7 +513,7 @@ class BareMachine(RunningKernel):
 
 
 class _NoSymbols(Kallsyms):
-    """Symbol table without names; each address is a symbol of its own."""
+    """Symbol table without names, in which each address is a symbol of its own."""
 
     @property
     def is_hidden(self) -> bool:

@@ -1,9 +1,9 @@
 """
-A module on a machine behind a stub as the target of a program, in all processes there or in one and its descendants.
+Module on a machine as the target of a program, in all processes there or in one and its descendants.
 
 The kernel's lists show which processes map the module at the start. A breakpoint in the kernel, after the creation of a
 mapping, shows later ones. A hit counts only if the module is mapped there at that moment, and memory has the file's
-instruction: so missed changes of mappings cause no wrong hits.
+instruction. So missed changes of mappings cause no wrong hits.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _PROCESSOR = "x86_64"
 
 class MappedProbes(PlacedProbes):
     """
-    Probepoints at one load bias; ``read`` returns memory of the address space for which they are placed.
+    Probepoints at one load bias. ``read`` returns memory of the address space for which they are placed.
 
     QEMU's breakpoints apply to an address in all address spaces. So processes that map the module at the same address
-    share them, and other processes may hit them by chance. Memory that is not present yet is accepted: it has not been
-    executed.
+    share them, and other processes may hit them by chance. Memory that is not present yet is accepted, because it has
+    not been executed.
     """
 
     read: Callable[[int, int], bytes] | None = None
@@ -108,7 +108,7 @@ class ProbedPrograms(ProbedMachine):
 
     @property
     def own_places(self) -> set[int]:
-        """Address in the kernel at which it maps a file; a breakpoint there shows new mappings of the module."""
+        """Address in the kernel at which it maps a file. A breakpoint there shows new mappings of the module."""
         return set() if self._hook is None else {self._hook}
 
     @property

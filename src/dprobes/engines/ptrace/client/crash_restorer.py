@@ -145,9 +145,9 @@ class CrashRestorer:
         """
         Restore the original bytes where memory has a breakpoint; return the number of restored breakpoints.
 
-        ``jumps`` are the jumps that replace breakpoints, by process; they are not removed. ``tracer`` is the id of a
-        tracer that is held at its exit; 0: none. The memory of its unreported children is restored, too, and ``adopt``
-        is called with the ids of each such child and its parent.
+        ``jumps`` has the jumps that replace breakpoints, by process; they are not removed. ``tracer`` is the id of a
+        tracer that is held at its exit, or 0. The memory of its unreported children is restored, too, and ``adopt`` is
+        called with the ids of each such child and its parent.
         """
         # Another thread that waited for the tracer may be recording its last messages.
         known, self._breakpoints = self._breakpoints, {}

@@ -1,5 +1,5 @@
 """
-Removal of the remains of a killed tracer in processes: breakpoints, watchpoints, jumps, and memory of handlers.
+Removal of all changes that a killed tracer has left in processes: breakpoints, watchpoints, jumps, handlers' memory.
 
 A process that outlives tracer and client has the list of them (``restorer_process``). Bytes are restored only where
 memory has the bytes that the tracer wrote.
@@ -52,9 +52,10 @@ _SLOTS = -1
 
 class Restored(NamedTuple):
     """
-    Numbers of what was restored: ``places`` counts breakpoints and jumps.
+    Numbers of restored breakpoints and jumps (``places``) and threads.
 
-    ``cleared`` is the number of threads whose debug registers were cleared, ``left`` of those for which that failed.
+    ``cleared`` is the number of threads whose debug registers were cleared, ``left`` the number of threads for which
+    that failed.
     """
 
     places: int = 0
@@ -133,7 +134,7 @@ class RestorerList:
         self._count(places, cleared, left)
 
     def unmap(self) -> None:
-        """Unmap memory of handlers that no thread uses; a tracer that ends normally may have left it, too."""
+        """Unmap memory of handlers that no thread uses. A tracer that ends normally may have left it, too."""
         until = time.monotonic() + UNMAPPING_PATIENCE  # one deadline for all processes, because the client waits
         for pid in self._jumps.keys() | self._files.keys():
             with contextlib.suppress(OSError):
@@ -178,7 +179,7 @@ def remove_left(pid: int) -> LeftThings | None:
     """
     Remove the breakpoints, jumps and memory that killed runs have left in a process; return a description of them.
 
-    None: there are none, access is denied, or the process is traced.
+    Return None if there are none, access is denied, or the process is traced.
     """
     found = _left_in(pid)
     if not found or int(process_field(pid, "TracerPid") or 0):

@@ -2,8 +2,8 @@
 Cleanup of traced processes by another process, after the tracer was killed: debug registers, jumps, handlers' memory.
 
 Memory is unmapped by a thread of the process (``call_injection``), while all threads are stopped and none can return
-into it. It is unmapped only if it is still a mapping of the shared memory file. If the tracer
-was killed while it unmapped, some of it is unmapped already, in the order of ``thread_places``.
+into it. It is unmapped only if it is still a mapping of the shared memory file. If the tracer was killed while it
+unmapped memory, some of it is already unmapped, in the order of ``thread_places``.
 """
 
 from __future__ import annotations
@@ -91,7 +91,11 @@ def clear_processes(watches: Mapping[int, tuple[Watch, ...]]) -> tuple[int, int]
 
 
 def seize_again(tid: int, until: float) -> bool:
-    """Seize a thread when its dead tracer has released it, before the monotonic time ``until``; False: it has ended."""
+    """
+    Seize a thread when its dead tracer has released it, before the monotonic time ``until``.
+
+    Return False if the thread has ended.
+    """
     while True:
         try:
             ptrace_calls.seize(tid, follow=False)
@@ -208,8 +212,8 @@ def _stopped_again(pid: int, space: AddressSpace, withheld: int = 0) -> Iterator
     """
     Seize and stop the threads of a process as soon as its dead tracer has released them; detach them afterwards.
 
-    Yield all threads, and those that stopped for no other reason than this request. Threads that stopped for a signal
-    receive it at the end, except for the signal ``withheld``; 0: none is withheld.
+    Yield all threads, and those that stopped for no other reason than this request. A thread that stopped for a signal
+    receives it at the end, except for the signal ``withheld``.
     """
     threads = ThreadTable()
     stopper = Stopper(threads, DebugRegisters(lambda _: None).program_and_report, lambda _: None)
@@ -248,9 +252,8 @@ def unmap_left_memory(pid: int, patches: Patches, until: float | None = None, be
     Unmap the memory of handlers in a process; return False if it stays mapped.
 
     It stays if threads did not leave it or could not be stopped, or if no system call can be injected into the process.
-
-    Files of ``begun`` are unmapped at any address. There is at least one attempt; attempts are repeated ``until`` a
-    time of the monotonic clock, by default for ``UNMAPPING_PATIENCE`` seconds.
+    Files of ``begun`` are unmapped at any address. Attempts are repeated until the monotonic time ``until``, by default
+    for ``UNMAPPING_PATIENCE`` seconds; there is at least one.
     """
     until = time.monotonic() + UNMAPPING_PATIENCE if until is None else until
     pause = _PAUSE_AT_FIRST

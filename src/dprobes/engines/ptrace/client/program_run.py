@@ -1,4 +1,4 @@
-"""The client's state of one program in a tracer: its events and counts, and the events for the tracer's reports."""
+"""Client's state of one program in a tracer: its events and counts, and the events for the tracer's reports."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class NativeSide(Protocol):
 
     @property
     def settled(self) -> int | None:
-        """Monotonic time in nanoseconds of which all earlier records were taken; None: all existing ones were taken."""
+        """Monotonic time in nanoseconds before which all records were taken, or None if all existing ones were."""
 
     @property
     def is_busy(self) -> bool:
@@ -160,12 +160,16 @@ class _Record(NamedTuple):
 
 
 def _time(record: tuple[int, bytes]) -> int:
-    """Return the time in a record, CLOCK_MONOTONIC in nanoseconds; 0: the record has none."""
+    """Return the time in a record, CLOCK_MONOTONIC in nanoseconds, or 0 if the record has none."""
     return time_of(record[1]) or 0
 
 
 def merged(batches: Iterable[Batch], others: Sequence[tuple[int, bytes]]) -> Iterator[Batch]:
-    """Iterate over ``batches``, which stay packed, and ``others``, merged by time; both must be in order of time."""
+    """
+    Iterate over ``batches`` and ``others``, merged by time.
+
+    Both must be in order of time; the batches stay packed.
+    """
     taken = 0
     for batch in batches:
         first = 0
@@ -212,7 +216,7 @@ class ProgramRun:
         self.bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         weakref.finalize(self, os.close, self.bell)
         self._arrived: deque[_Record] = deque()
-        """Records of the tracer that the follower has not read; the thread that reads messages appends to them."""
+        """Records of the tracer that the follower has not read. The thread that reads messages appends to them."""
         self._held: list[_Record] = []
         """Records of the tracer that wait for older ones of handlers in processes."""
         self._mixed_until = 0.0
@@ -236,8 +240,8 @@ class ProgramRun:
         """
         Queue the records of handlers in processes, merged by time with the held records of the tracer.
 
-        All messages that the tracer sent before the monotonic time ``heard``, in nanoseconds, have been read; None: no
-        more records can arrive. Return the probepoints that have ended, with their new states.
+        All messages that the tracer sent before the monotonic time ``heard``, in nanoseconds, have been read. If it is
+        None, no more records can arrive. Return the probepoints that have ended, with their new states.
         """
         if self.native is None:
             return []
@@ -248,7 +252,7 @@ class ProgramRun:
         return ended
 
     def _due(self, until: int | None) -> list[_Record]:
-        """Remove and return, by time, the held records before ``until`` (monotonic, in nanoseconds); None: all."""
+        """Remove and return, by time, the held records before ``until`` (monotonic, in nanoseconds; None for all)."""
         while self._arrived:
             self._held.append(self._arrived.popleft())
         self._held.sort(key=_time)

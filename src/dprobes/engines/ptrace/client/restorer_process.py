@@ -1,8 +1,8 @@
 """
-The restorer: a process that restores code after the tracer was killed, even if the client was killed, too.
+Restorer: a process that restores code after the tracer was killed, even if the client was killed, too.
 
 The tracer reports breakpoints and jumps to the restorer before it writes them. The restorer holds the dying tracer at
-its exit until the bytes of breakpoints are restored (``tracer_link``); jumps are removed when the tracer has released
+its exit until the bytes of breakpoints are restored (``tracer_link``). Jumps are removed when the tracer has released
 its threads. The restorer exits after the tracer. It has its own session, so that signals of a terminal do not reach it.
 
 Its command is ``python -m dprobes.engines.ptrace.client.restorer_process PIPE REPORT``, with two descriptors.
@@ -144,7 +144,7 @@ class _Reader:
             self.drain()
 
     def drain(self) -> None:
-        """Read the messages that have arrived from the tracer, and enter them in the list of what must be restored."""
+        """Read the tracer's messages that have arrived, and add the reported changes to the list for restoration."""
         with self._lock:
             while not self._is_over and readable([self._pipe], 0):
                 data = os.read(self._pipe, _CHUNK)

@@ -59,7 +59,7 @@ _UNWINDER = re.compile(r"(libc|libgcc_s|libunwind|libpthread)([-.].*)?\.so(\.\d+
 _UNWINDING = (
     "longjmp", "_longjmp", "siglongjmp", "__longjmp_chk", "_Unwind_RaiseException", "_Unwind_ForcedUnwind",
 )  # fmt: skip
-"""Functions that discard stack frames without a return; ``_UNWINDER`` matches the names of files with them."""
+"""Functions that discard stack frames without a return. ``_UNWINDER`` matches the names of files with them."""
 
 
 _NAMES_MAX = 4096
@@ -78,8 +78,8 @@ class Answers:
     """
     Replies to a tracer's requests for the sites of one program.
 
-    ``symbols`` provides the symbols of the program's modules; ``resolved`` is a module that is resolved already; None:
-    there is none.
+    ``symbols`` provides the symbols of the program's modules. ``resolved`` is a module that is already resolved, or
+    None.
     """
 
     def __init__(
@@ -120,8 +120,8 @@ class Answers:
         """
         Return the reply for a file about which the tracer has asked for another program, as ``sites`` does.
 
-        None: the file cannot be found any more. Raise ``TargetError`` or ``SourceError`` if the program cannot be
-        inserted into it.
+        Return None if the file cannot be found any more. Raise ``TargetError`` or ``SourceError`` if the program cannot
+        be inserted into it.
         """
         if not self._is_wanted(mapped):
             return Sites(), []
@@ -132,7 +132,7 @@ class Answers:
         return self._find(mapped, path)
 
     def _is_wanted(self, mapped: ModuleMapped) -> bool:
-        """Return whether a file may contain sites; most files are excluded without opening them."""
+        """Return True if a file may contain sites. Most files are excluded without opening them."""
         if space_of(self._program) is not Space.MODULE:
             return False  # the program probes no files
         if len(self.mapped_files) < _NAMES_MAX:
@@ -218,7 +218,7 @@ class Answers:
         return Examiner()
 
     def close(self) -> None:
-        """Close the examiner; ``sites`` must not be called any more."""
+        """Close the examiner. ``sites`` must not be called afterwards."""
         if "_examiner" in self.__dict__:
             self._examiner.close()
 
@@ -292,7 +292,7 @@ class Answers:
         return False
 
     def _may_match(self, mapped: ModuleMapped) -> bool:
-        """Return whether a file may be the program's module; most are excluded without opening them."""
+        """Return True if a file may be the program's module. Most files are excluded without opening them."""
         wanted, path = self._program.name, mapped.path
         if self._is_named(mapped):
             return True
@@ -417,10 +417,10 @@ def _held(mapped: ModuleMapped) -> Iterator[Path]:
 
 def _is_mapped_file(path: Path, mapped: ModuleMapped) -> bool:
     """
-    Return whether ``path`` leads to the file with the device and inode number in a process's ``maps``.
+    Return True if ``path`` leads to the file with the device and inode number in a process's ``maps``.
 
-    On some file systems (btrfs, overlayfs) these differ from those of stat(2). Then map the file into this process, and
-    compare the numbers in its own ``maps``.
+    On some file systems (btrfs, overlayfs), these numbers differ from those of stat(2). Then the file is mapped into
+    this process, and the numbers in its own ``maps`` are compared.
     """
     status = path.stat()
     if status.st_ino != mapped.inode:

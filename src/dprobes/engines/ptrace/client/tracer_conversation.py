@@ -95,8 +95,8 @@ class Conversation:
     """
     Exchange of messages with a tracer, which is started for the program of ``run``.
 
-    ``start`` describes the program; ``module`` is the name of its module. ``variables`` are the global variables if
-    they are shared with other programs. Raise ``EngineError`` if the tracer cannot be started.
+    ``start`` describes the program; ``module`` is the name of its module. ``variables`` has the global variables if
+    they are shared with other programs. The constructor raises ``EngineError`` if the tracer cannot be started.
     """
 
     def __init__(self, run: ProgramRun, start: Start, module: str, variables: GlobalVariables | None) -> None:
@@ -107,7 +107,7 @@ class Conversation:
         """Programs whose sessions have not left the conversation yet."""
         self._programs = 1
         self._candidate: ProgramRun | None = None
-        """Program that is about to be inserted; ``_replaces`` is the one that it replaces."""
+        """Program that is about to be inserted. ``_replaces`` is the program that it replaces."""
         self._replaces: ProgramRun | None = None
         self._refusal: EngineError | None = None
         self._asked: dict[tuple[int, int, str], ModuleMapped] = {}
@@ -174,11 +174,11 @@ class Conversation:
                 self._guard = TracerGuard(self._tracer, self._restore, self._clear)
 
     def wait_for_command(self) -> int | None:
-        """Wait for the end of the command, and return its wait status; None: there is none, or it was not executed."""
+        """Wait for the end of the command and return its wait status, or None if no command was executed."""
         return None if self._command is None or not self._command.has_gone else self._command.wait()
 
     def end_command(self) -> int | None:
-        """Send SIGTERM to the command, which must not be traced any more; return its wait status, None without one."""
+        """Send SIGTERM to the command and return its wait status, or None without one. It must no longer be traced."""
         return None if self._command is None else self._command.end()
 
     def leave(self, run: ProgramRun) -> None:
@@ -232,8 +232,8 @@ class Conversation:
         """
         Insert another program into a traced process, and into the processes that this process has started.
 
-        Raise ``EngineError`` if that is not possible, and its subclass ``NotFollowedError`` if this tracer does not
-        trace the process any more, so that another tracer can.
+        Raise ``EngineError`` if that is not possible. The error is a ``NotFollowedError`` if this tracer no longer
+        traces the process, so that another tracer can.
         """
         known: _Known = {}
         with self._inserting:
@@ -605,8 +605,8 @@ def _prepare(run: ProgramRun, asked: dict[tuple[int, int, str], ModuleMapped], k
     """
     Prepare a new program's sites in the files about which the tracer has already asked for other programs.
 
-    Add them to ``known``. Files that cannot be found any more are skipped: the tracer will request them again. Raise
-    ``TargetError`` or ``SourceError`` if the program cannot be inserted into a file.
+    Add them to ``known``. Files that cannot be found any more are skipped, because the tracer will request them again.
+    Raise ``TargetError`` or ``SourceError`` if the program cannot be inserted into a file.
     """
     for key in asked.keys() - known.keys():
         prepared = run.answers.prepare(asked[key])

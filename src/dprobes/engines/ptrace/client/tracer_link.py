@@ -1,5 +1,5 @@
 """
-The client's link to a tracer: the process, the two pipes, and the guard that restores code before the tracer dies.
+Client's link to a tracer: the process, the two pipes, and the guard that restores code before the tracer dies.
 
 The kernel resumes the threads of a dead tracer at once, and they reach breakpoints before another process can detect
 the tracer's death (measured: 3 to 70 ms). So the client traces the tracer, only for PTRACE_O_TRACEEXIT. This option
@@ -42,10 +42,11 @@ _PIPE_SIZE = 1 << 20
 
 def start_tracer(start: Start, module: str) -> tuple[subprocess.Popen[bytes], int, int]:
     """
-    Start a tracer whose first program ``start`` describes; ``module`` is the name of its module, shown by ps(1).
+    Start a tracer whose first program ``start`` describes.
 
-    Return the process, the descriptor from which its messages are read, and the descriptor to which messages for it are
-    written. Raise ``EngineError`` if it cannot be started.
+    ``module`` is the name of the program's module, which ps(1) shows. Return the process, the descriptor from which its
+    messages are read, and the descriptor to which messages for it are written. Raise ``EngineError`` if it cannot be
+    started.
     """
     their_input, to_tracer = os.pipe2(os.O_CLOEXEC)
     from_tracer, their_output = os.pipe2(os.O_CLOEXEC)
@@ -134,13 +135,13 @@ class Outbox:
         self._ended: set[int] = set()
 
     def send(self, message: object) -> None:
-        """Send a message; after ``close`` it is discarded."""
+        """Send a message. After ``close``, it is discarded."""
         with self._lock:
             self._write(message)
         self._send_ends()
 
     def end(self, program: int) -> None:
-        """Request the end of a program, once; a signal handler, which may have interrupted ``send``, may call this."""
+        """Request the end of a program, once. A signal handler may call this, even if it has interrupted ``send``."""
         if program not in self._ended:
             self._ended.add(program)
             self._ends.append(End(program))
@@ -209,7 +210,8 @@ def watch_for_death(pid: int, before: Callable[[], None], after: Callable[[], No
     Wait for the end of a tracer, and return True.
 
     If the tracer is killed or exits with an error, call ``before`` while it is held at its exit, and ``after`` when it
-    was resumed. Call ``begun`` as soon as the tracer is traced, or cannot be; in the latter case return False at once.
+    was resumed. Call ``begun`` as soon as the tracer is traced. If it cannot be traced, also call ``begun``, and return
+    False at once.
     """
     try:
         ptrace_calls.seize_for_exit(pid)

@@ -1,7 +1,7 @@
 """
 Address spaces: the memory of processes, with its breakpoints, watchpoints and slots.
 
-This module contains data and look-ups, and writes the bytes of breakpoints; callers decide which threads run meanwhile.
+This module contains data and look-ups, and writes the bytes of breakpoints. Callers decide which threads run meanwhile.
 """
 
 from __future__ import annotations
@@ -105,12 +105,12 @@ class PageReader:
 @dataclass(slots=True, eq=False)
 class AddressSpace:
     """
-    The memory of one process, or after vfork of several processes.
+    Memory of one process, or of several processes after vfork.
 
-    ``former`` has the breakpoints that were removed: a thread may have executed one just before. ``files`` has the
-    address ranges, (start, end, file offset), of each file. ``symbols`` are the addresses of symbols that handlers
-    push, by the number of the program and the probed file (device, inode). ``shared_with`` are processes that are not
-    traced any more but may still run in this memory, which has no breakpoints until they have left it.
+    ``former`` has removed breakpoints, because a thread may have executed one just before. ``files`` has the address
+    ranges (start, end, file offset) of each file. ``symbols`` has the addresses of symbols that handlers push, by the
+    number of the program and the probed file (device, inode). ``shared_with`` has processes that are not traced any
+    more but may still run in this memory; it has no breakpoints until they have left it.
     """
 
     memory: int
@@ -132,13 +132,11 @@ class AddressSpace:
     """Thread ids in the PID namespace of the process, if that is nested and there are handlers in memory."""
     entries: Entries = field(default_factory=Entries)
     gadgets: tuple[int, int] | None = None
-    """Addresses of a system call instruction and of a return from a signal (0: not found); None before the search."""
+    """
+    Addresses of a system call instruction and of a return from a signal (0: not found), or None before the search.
+    """
     made_gadgets: tuple[int, bytes] | None = None
-    """
-    Address of such instructions that the tracer has written, and the bytes there before.
-
-    None: it has written none.
-    """
+    """Address of instructions that the tracer has written for injected calls, and the bytes there before, or None."""
     watchpoints: tuple[Watchpoint, ...] = ()
     pages: ProtectedPages | None = None
     """Pages that are protected for watchpoints; None if there are none."""
@@ -157,7 +155,7 @@ class AddressSpace:
     postponed: set[tuple[int, int]] = field(default_factory=set)
     """Probepoints, (program, probepoint) each, whose jumps wait for memory that is not mapped yet."""
     copied_from: int = 0
-    """Id of the process of which this memory is a copy, while both wait for the same jumps; otherwise 0."""
+    """Id of the process of which this memory is a copy, while both wait for the same jumps, or 0."""
     joining: dict[int, frozenset[tuple[int, int]]] = field(default_factory=dict)
     """
     Probepoints, (program, probepoint) each, that a program is about to add where other programs have jumps.
@@ -277,7 +275,7 @@ class AddressSpace:
         return self.unwinding
 
     def served_page(self, address: int, size: int) -> int | None:
-        """Return the first address in a range that only a server can deliver (``ServedPages``); None: no address."""
+        """Return the first address in a range that only a server can deliver (``ServedPages``), or None."""
         page = None if self.served is None else self.served.first(self.memory, address, size)
         return None if page is None else max(page, address)
 
@@ -332,7 +330,7 @@ class AddressSpace:
         """
         Return up to ``size`` bytes at any address; raise OSError if it is not mapped.
 
-        Breakpoints that are not written yet are shown as if they were.
+        Breakpoints that are not written yet appear as if they were.
         """
         if address >> 63:
             raise system_error(errno.EFAULT)  # larger than any file offset
@@ -428,8 +426,8 @@ class AddressSpace:
         """
         Restore the original byte under a breakpoint, or the code under the jump that has replaced it, and forget it.
 
-        ``reader`` caches pages if many breakpoints are withdrawn; None: read the memory. What others have written is
-        kept.
+        ``reader`` caches pages if many breakpoints are withdrawn. If it is None, memory is read. Bytes that others have
+        written are kept.
         """
         for site in self.patches.restore(self.memory, [breakpoint_.address]):
             if site != breakpoint_.address and site in self.breakpoints:  # it was served by the same jump

@@ -1,7 +1,7 @@
 """
 Placement of a program's breakpoints in an address space, where memory has the same bytes as the file.
 
-If a place already has a breakpoint, of another program or of the engine, that breakpoint is used for both.
+If a place already has a breakpoint, of another program or of the engine, both use it.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class BreakpointPlacer:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self.native: frozenset[int] | None = None
-        """Probepoints whose breakpoints are not written at first, because jumps will replace them; None: none."""
+        """Probepoints whose breakpoints are not written at first, because jumps will replace them, or None."""
 
     def place(
         self,
@@ -232,10 +232,10 @@ class BreakpointPlacer:
         present: Breakpoint | None,
     ) -> bool:
         """
-        Return whether memory at ``address`` has the bytes of the file ``path``, apart from the breakpoint ``present``.
+        Return True if memory at ``address`` has the bytes of the file ``path``, apart from the breakpoint ``present``.
 
-        If not, report to the client why the site cannot be probed. ``present`` is the tracer's breakpoint there; None:
-        none.
+        If not, report to the client why the site cannot be probed. ``present`` is the tracer's breakpoint there, or
+        None.
         """
         try:
             found = reader.read(address, len(site.original))
@@ -421,7 +421,7 @@ def write_unwritten(space: AddressSpace, but: Collection[int] = ()) -> None:
 
 
 def why_not(found: bytes) -> ProbeState:
-    """Return CONFLICT if the bytes ``found`` in memory begin with another tool's breakpoint; else MISMATCH."""
+    """Return CONFLICT if the bytes in memory begin with another tool's breakpoint, otherwise MISMATCH."""
     return ProbeState.CONFLICT if found[:1] == INT3 else ProbeState.MISMATCH
 
 

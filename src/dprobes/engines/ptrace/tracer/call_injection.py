@@ -3,11 +3,12 @@ System calls that a stopped thread executes for the tracer, transparently to the
 
 * The thread executes a ``syscall; ret`` of its own code, between the stops of PTRACE_SYSCALL. Static executables may
   contain no call of rt_sigreturn(2); then the tracer writes the instructions into the unused end of a page of code. The
-  thread is never single-stepped: the SIGTRAP of a step is forced, and resets its disposition in a program that blocks
-  or ignores it.
+  thread is never single-stepped, because the SIGTRAP of a step is forced, and resets its disposition in a program that
+  blocks or ignores it.
 * If the tracer is killed meanwhile, the thread returns into a signal frame as the kernel builds it for a handler. It
   executes rt_sigreturn(2), which restores its registers, signal mask and FPU state.
-* Its registers are restored at an event stop: there the kernel still restarts a system call that it was in.
+* The thread's registers are restored at an event stop, because there the kernel still restarts an interrupted system
+  call.
 * Signals are held until the call is over. All other threads of the address space are stopped, because the frame may be
   in memory that is in use (a small stack of a coroutine). That memory is restored afterwards.
 """
@@ -90,7 +91,7 @@ _FRAME_SIZE = 4096
 """Upper limit in bytes of the size of a signal frame without the state of the floating-point unit."""
 
 _PATIENCE = 2.0
-"""Maximum number of seconds for which an injected system call may sleep; none of them should."""
+"""Maximum number of seconds for which an injected system call may sleep. None of them should."""
 
 _NO_ROOM = "the stack has no room for a signal frame"
 
@@ -253,7 +254,7 @@ def _made_gadgets(space: AddressSpace) -> tuple[int, int]:
 
 
 def take_out_gadgets(space: AddressSpace) -> None:
-    """Restore the padding that contains the instructions, if they were written there; no thread may be in them."""
+    """Restore the padding into which the instructions were written, if any. No thread may be in them."""
     if space.made_gadgets is not None:
         address, former = space.made_gadgets
         with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
 """
-The tracer's end of the two pipes to the client.
+Tracer's end of the two pipes to the client.
 
-The client must never delay the target: frames are kept in a bounded buffer, and records that do not fit are refused
+The client must never delay the target. So frames are kept in a bounded buffer, and records that do not fit are refused
 (the caller counts them as lost). The tracer waits only for the reply to a request, and not while the client is stopped.
 """
 
@@ -88,7 +88,7 @@ class Connection:
         """
         Send frames that have waited for ``_DELAY`` seconds.
 
-        Return the seconds until the next call, None: no frames.
+        Return the seconds until the next call, or None if there are no frames.
         """
         if not self._waiting:
             return None
@@ -135,7 +135,7 @@ class Connection:
 
     def warn_once(self, message: str, hint: str | None, program: int | None = None) -> None:
         """
-        Send a warning to the user of the program with the number ``program``; None: to the users of all programs.
+        Send a warning to the users of the program with the number ``program``, or of all programs if it is None.
 
         The same warning is sent only once.
         """
@@ -145,7 +145,7 @@ class Connection:
 
     def send_record(self, program: int, probe: int, record: bytes) -> bool:
         """
-        Queue a record, to be sent some milliseconds later; return False if too many bytes wait already.
+        Queue a record, to be sent some milliseconds later; return False if too many bytes are waiting.
 
         Waking the client for every single record would cost more than a hit.
         """
@@ -182,7 +182,7 @@ class Connection:
         """
         Wait for the reply to the request ``number``; raise ``ClientGoneError`` at the end of the stream.
 
-        Raise it, too, if ``is_the_end`` returns True for a message, which requests the tracer's end. Return None if the
+        Also raise it if ``is_the_end`` returns True for a message, which requests the tracer's end. Return None if the
         client is stopped (Ctrl-Z): it replies when it is continued.
         """
         poll = select.poll()

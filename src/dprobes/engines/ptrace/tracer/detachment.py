@@ -1,15 +1,15 @@
 """
-Detaching: processes are released only by ``Detacher``, all of them or one.
+Detaching: only ``Detacher`` releases processes, all of them or one.
 
 All threads are stopped first, and the children that they were just creating are registered. Then the original bytes are
 restored. Threads that executed a breakpoint whose trap has not been delivered are moved back to the original
 instruction. All threads are detached, each with the signal that it was about to receive.
 
-A process can be handed to a debugger (``exit 1``), stopped at the probed instruction. It has one tracer at a time, so
-all its threads are detached before the debugger attaches. A pending SIGSTOP keeps them from running program code in
-between.
+A process can be handed to a debugger (``exit 1``), stopped at the probed instruction. It can have only one tracer at a
+time, so all its threads are detached before the debugger attaches. A pending SIGSTOP keeps them from running program
+code in between.
 
-For a core dump (``exit 3``) all threads of a process remain stopped while a child of the tracer writes the file. The
+For a core dump (``exit 3``), all threads of a process remain stopped while a child of the tracer writes the file. The
 tracer continues with all other processes meanwhile. Stops of the held threads are kept, and handled afterwards.
 """
 
@@ -64,7 +64,7 @@ _INIT = 1
 
 
 class Detacher:
-    """Detacher of threads; it moves them first to the state that they would have without the tracer."""
+    """Detacher of threads. It first moves them to the state that they would have without the tracer."""
 
     def __init__(
         self,
@@ -99,11 +99,11 @@ class Detacher:
 
     def detach_process(self, pid: int, *, halted: bool = False) -> bool:
         """
-        Remove the breakpoints from one process and detach it; other processes stay traced.
+        Remove the breakpoints from one process and detach it. Other processes stay traced.
 
-        A ``halted`` process receives a SIGSTOP first: none of its threads runs program code before a SIGCONT or a
+        A ``halted`` process receives a SIGSTOP first, so none of its threads runs program code before a SIGCONT or a
         debugger resumes it. Processes that share its memory lose their breakpoints, too; a vfork parent gets them back
-        when the child leaves that memory. Return False, with nothing changed, if the process has just called execve.
+        when the child leaves that memory. If the process has just called execve, change nothing and return False.
         """
         if not self._stop(pid):
             return False
@@ -161,9 +161,9 @@ class Detacher:
 
     def _stop(self, pid: int | None) -> bool:
         """
-        Stop every thread, or those of one process, and the children that these threads have just created.
+        Stop all threads, or those of one process, and the children that these threads have just created.
 
-        Return False if the process has called execve: that stop (PTRACE_EVENT_EXEC) remains in ``deferred``.
+        Return False if the process has called execve. That stop (PTRACE_EVENT_EXEC) remains in ``deferred``.
         """
         deferred = self._stopper.deferred
         while True:
@@ -224,7 +224,7 @@ class Detacher:
             thread.state = ThreadState.VFORKING
 
     def _detach(self, signals: dict[Thread, int]) -> None:
-        """Detach threads, and deliver to each the signal that belongs to it; 0: none."""
+        """Detach threads, and deliver to each the signal that belongs to it, if not 0."""
         for thread, number in signals.items():
             with contextlib.suppress(OSError):
                 ptrace_calls.detach(thread.tid, number)
@@ -252,7 +252,7 @@ class Detacher:
 
     def _give_back(self, space: AddressSpace, signals: dict[Thread, int]) -> None:
         """
-        Restore what the engine has mapped or protected in an address space, by injected system calls of a thread.
+        Restore all memory that the engine has mapped or protected in an address space, by injected calls of a thread.
 
         ``signals`` has the stopped threads. Do nothing unless all threads of the space are among them, or wait in the
         kernel for their vfork child: such a thread does not return into a slot.
@@ -382,7 +382,7 @@ class _Dump:
 
 
 class CoreDumps:
-    """Core files that are being written; ``busy`` contains them by process id."""
+    """Core files that are being written. ``busy`` contains them by process id."""
 
     def __init__(self, state: TracerState, stopper: Stopper, pages: PageWatchpoints) -> None:
         self._pages = pages
@@ -394,9 +394,9 @@ class CoreDumps:
 
     def start(self, thread: Thread, program: InsertedProgram) -> bool:
         """
-        Begin a core dump of a stopped thread's process; its registers are set to the probed instruction.
+        Begin a core dump of a stopped thread's process. Its registers are set to the probed instruction.
 
-        Return False, and report the reason to the user, if no file can be written; the caller then resumes the thread.
+        If no file can be written, report the reason to the user and return False; the caller then resumes the thread.
         """
         path = os.path.join(program.core_directory, f"core.dprobes.{thread.pid}")
         try:
@@ -425,9 +425,9 @@ class CoreDumps:
 
     def take(self, tid: int, status: int) -> bool:
         """
-        Handle a wait status if it concerns a core file; return False if it does not.
+        Handle a wait status if it concerns a core file, otherwise return False.
 
-        It does if it is the end of a writer, or a stop in a process whose core is being written.
+        It concerns a core file if it is the end of a writer, or a stop in a process whose core is being written.
         """
         dump = self._writers.get(tid)
         if dump is not None:

@@ -1,12 +1,12 @@
 """
-Returns of functions: the probes that are hit after an instruction has left their function.
+Returns of functions: probes that are hit after an instruction has left their function.
 
-A return instruction is a hit at once. After a tail call the function has not returned yet: a breakpoint is placed at
+A return instruction is a hit at once. After a tail call the function has not returned yet. So a breakpoint is placed at
 its return address, which is still on top of the stack. The hit occurs when the same thread arrives there with the stack
 pointer that the return leaves. No return address is ever rewritten.
 
-A ``longjmp`` or an exception leaves such functions without a return. The tracer cannot know which functions. So it
-marks all pending returns, and gives those up whose frames are below the thread's stack pointer later.
+A ``longjmp`` or an exception leaves functions without a return, and the tracer cannot know which functions. So it marks
+all pending returns. Later it gives up those whose frames are below the thread's stack pointer.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _SIGNAL_RETURNS = (
     bytes.fromhex("b8ad000000cd80"),  # i386: mov $__NR_rt_sigreturn, %eax; int $0x80
     bytes.fromhex("58b877000000cd80"),  # i386: pop %eax; mov $__NR_sigreturn, %eax; int $0x80
 )
-"""Instructions that signal handlers return to: no call precedes them. GDB recognizes them by their bytes, too."""
+"""Instructions that signal handlers return to, without a preceding call. GDB recognizes them by their bytes, too."""
 
 _ARGUMENTS = 255
 """Maximum size in bytes of the arguments that a tail-called i386 function may drop (``ret n``)."""
@@ -69,7 +69,7 @@ class ReturnHit(NamedTuple):
 
 
 class Returns:
-    """Detector of returns from functions; ``context`` is that of the current thread."""
+    """Detector of returns from functions. ``context`` is the context of the current thread."""
 
     def __init__(self, state: TracerState, context: ThreadContext, patcher: Patcher) -> None:
         self._connection = state.connection
@@ -106,8 +106,8 @@ class Returns:
         """
         Return the returns from functions that the instruction at ``breakpoint_`` has made, such as a RET.
 
-        The thread has executed it; ``registers`` are those after it. If it was a jump to another function, a tail call,
-        the return is awaited at the caller, and is not in the result.
+        The thread has executed it; ``registers`` are the registers after it. If it was a jump to another function, a
+        tail call, the return is awaited at the caller, and is not in the result.
         """
         hits: list[ReturnHit] = []
         jumps: list[tuple[Probe, Site]] = []
@@ -164,8 +164,9 @@ class Returns:
         """
         Make sure that a breakpoint is at the return address of a call, and mark it as awaited by ``probe``.
 
-        Return True if it is there, False if none can be placed. None: ``address`` is not in executable memory. After a
-        jump to another stack, the word at the top, which is taken for the return address, may be anything.
+        Return True if it is there, False if none can be placed, and None if ``address`` is not in executable memory.
+        This is possible after a jump to another stack, because the word at the top, which is taken for the return
+        address, may be anything.
         """
         space = thread.space
         breakpoint_ = space.breakpoints.get(address)
@@ -251,9 +252,9 @@ def _is_returned_to(before: bytes, data: bytes, word_size: int) -> bool:
 
 def _take_entry(thread: Thread, probe: Probe, site: Site, frame: int) -> Entry | None:
     """
-    Remove and return the entry of the call with the frame ``frame``, kept by the tracer or by a handler in the process.
+    Remove and return the entry of a call, which the tracer or a handler in the process has stored.
 
-    None: the call's beginning was not observed.
+    Return None if the call's beginning was not observed.
     """
     entry = thread.space.entries.take(thread.pid, probe, frame)
     return take_call(thread.space, probe, frame, site.kept) if entry is None else entry

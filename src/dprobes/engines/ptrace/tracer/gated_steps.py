@@ -1,15 +1,15 @@
 """
-Execution of one instruction without a single step, so that nothing happens to the thread if the tracer is killed.
+Execution of one instruction without a single step, so that the thread survives if the tracer is killed.
 
 The trap of a single step is a SIGTRAP, which ends the program if the tracer is killed before it has received the stop.
 So the thread executes a copy of the instruction in a slot, and then writes to a protected page of its own, the *gate*.
 There it waits as at any other protected page, without a signal. If the tracer is killed, the kernel ends the
-protection: the thread passes the gate, and the jump after it leads to the next instruction::
+protection. The thread passes the gate, and the jump after it leads to the next instruction::
 
     copy of the instruction | movb $0, gate | jmp rel32 to the instruction after the original one
 
-Of a repeated string instruction the copy is one element; the count is decreased beforehand, and the jump leads back to
-the instruction.
+Of a repeated string instruction, the copy executes one element. The count is decreased beforehand, and the jump leads
+back to the instruction.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _GATE_SIZE = 7
 
 
 class GatedSlot(NamedTuple):
-    """Slot whose copy is followed by a write to ``gate``; ``is_element`` if it is one element of a string."""
+    """Slot whose copy is followed by a write to ``gate``. With ``is_element``, it executes one element of a string."""
 
     slot: Slot
     gate: int

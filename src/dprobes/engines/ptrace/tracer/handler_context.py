@@ -189,7 +189,7 @@ _SIZE = 8
 
 
 class LocalTables:
-    """Local descriptor tables of stopped threads, each of which is made to read its own from the kernel."""
+    """Local descriptor tables of stopped threads. Each thread is made to read its own table from the kernel."""
 
     def __init__(self, stopper: Stopper) -> None:
         self._stopper = stopper
@@ -328,7 +328,7 @@ class ThreadContext:
         self._warn_once(message, hint, None if self.program is None else self.program.number)
 
     def select(self, thread: Thread, registers: RegisterWords) -> None:
-        """Use a thread from now on; the instruction pointer in ``registers`` is that of the probe."""
+        """Use a thread from now on. The instruction pointer in ``registers`` is the address of the probe."""
         self._thread = thread
         self.process = thread.pid
         self.word_size = thread.space.word_size

@@ -41,7 +41,7 @@ _ADDRESS_LOW, _ADDRESS_HIGH = 4, 5
 
 FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP)
 """
-Signals that an instruction raises itself, if si_code says that the kernel sent them (sigaction(2)).
+Signals that an instruction itself raises, if ``si_code`` shows that the kernel sent them (sigaction(2)).
 
 The kernel kills a thread that raises one of them while it is blocked, so they are never blocked.
 """
@@ -53,9 +53,9 @@ class HeldSignals:
     """
     Signals that arrive at a thread before its instruction is completed.
 
-    The first is held with its ``siginfo``; all others are blocked from then on and wait in the kernel. Only signals
+    The first is held with its ``siginfo``. All others are blocked from then on and wait in the kernel. Only signals
     that must not be blocked, like SIGSEGV, may follow; they are sent again. SIGSTOP is not held, because the SIGCONT
-    that cancels it could arrive first. The group stop that follows is held, since after it a held signal could not be
+    that cancels it could arrive first. The group stop that follows is held, because after it a held signal could not be
     delivered with its ``siginfo``.
     """
 
@@ -111,7 +111,7 @@ class HeldSignals:
         """
         Send the held signals again, and restore the signal mask of the thread.
 
-        The kernel fills in a new ``siginfo`` for them, so use this only for a thread that creates a process in its
+        The kernel fills in a new ``siginfo`` for them. So use this only for a thread that creates a process in its
         step.
         """
         if self._mask is None:
@@ -152,8 +152,8 @@ def stop_of(space: AddressSpace, registers: RegisterWords, number: int) -> Nativ
     """
     Return the ``NativeStop`` at which a thread has stopped for the signal ``number``.
 
-    Return None if the signal does not belong to an instruction there. A signal that no instruction raises may arrive
-    anywhere, that of a timer also from the kernel.
+    Return None if no instruction there has raised the signal. Other signals may arrive anywhere, and the signal of a
+    timer may come from the kernel, too.
     """
     stops = space.patches.stops
     if not stops or number not in STOPPING:

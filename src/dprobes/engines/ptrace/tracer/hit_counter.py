@@ -1,14 +1,14 @@
 """
 Counting of hits: most are counted when they are handled, others when the outcome of their instruction is known.
 
-Most instructions that access memory complete, and a stop to verify that takes as long as the hit itself. So the thread
-continues from the slot with a *pending* hit, and its next stop shows the outcome of the instruction. After a fault the
+Most instructions that access memory complete, and a stop to verify this takes as long as the hit itself. So the thread
+continues from the slot with a *pending* hit, and its next stop shows the outcome of the instruction. After a fault, the
 thread is still at the slot's start, and the hit does not count. A thread that does not stop by itself is checked after
 some milliseconds. Hits cannot be pending with limits (passcount, maxhits), which must be exact at the next hit of
 another thread, or if an action must follow the instruction immediately.
 
 When a program ends or is replaced while others continue, a hit whose instruction was executed is counted. A hit whose
-instruction was not executed is given up for the program; the results of other programs' handlers are kept, so that
+instruction was not executed is given up for the program. The results of other programs' handlers are kept, so that
 these do not run again.
 """
 
@@ -77,10 +77,10 @@ class HitCounter:
         has_faulted: bool = False,
     ) -> None:
         """
-        Count the hits of an instruction, and emit their records; remove breakpoints that no probepoint needs any more.
+        Count the hits of an instruction, and emit their records. Remove breakpoints that no probepoint needs any more.
 
-        ``queued`` is the place that was reserved for the records; None: they come last. With ``has_faulted`` the
-        instruction faulted.
+        ``queued`` is the place that was reserved for the records; if it is None, they come last. ``has_faulted`` is
+        True if the instruction faulted.
         """
         self.take_away(thread, self.emitter.count(handled, queued, has_faulted=has_faulted))
 
@@ -95,7 +95,7 @@ class HitCounter:
         """
         Count hits whose instruction need not be awaited, and record the ``exit`` request of a handler.
 
-        The first request wins; a warning reports each other one.
+        The first request counts; each further one causes a warning.
         """
         self.count(thread, handled)
         for each in handled:
@@ -110,7 +110,7 @@ class HitCounter:
             self._connection.send(Warned(text, program=probe.program.number))
 
     def finish(self) -> None:
-        """Send all known records; those of hits that are still pending are not awaited."""
+        """Send all known records. Records of pending hits are not awaited."""
         self.emitter.finish()
 
     # Pending hits
@@ -169,17 +169,17 @@ class HitCounter:
             self.emitter.emit([], thread.hit.queued)
 
     def forget(self, thread: Thread) -> None:
-        """End the hit of a thread that another thread's execve has ended; a pending hit is counted."""
+        """End the hit of a thread that another thread's execve has ended. A pending hit is counted."""
         if thread.hit.state is HitState.PENDING:
             self.complete(thread)
         thread.hit.end()
 
     def look_after(self) -> float | None:
         """
-        Check pending hits; return the seconds until the next check, None if no running thread has one.
+        Check pending hits. Return the seconds until the next check, or None if no running thread has one.
 
-        A thread that sleeps in a system call is past the instruction; one that sleeps otherwise is not (it waits for a
-        page). A running thread is stopped for a moment to check.
+        A thread that sleeps in a system call is past the instruction. A thread that sleeps otherwise is not, because it
+        waits for a page. A running thread is stopped for a moment to check.
         """
         if not self._pending:
             return None
@@ -201,7 +201,7 @@ class HitCounter:
         return _PATIENCE if again else None
 
     def _is_past(self, thread: Thread) -> bool:
-        """Return whether a stopped thread has executed the instruction: it is elsewhere, or has hit again."""
+        """Return True if a stopped thread has executed the instruction: it is elsewhere, or has hit again."""
         if thread.trapped:
             return True
         ptrace_calls.get_registers(thread.tid, self._registers)
@@ -319,10 +319,10 @@ class WatchpointHits:
 
     def take(self, thread: Thread, outer: RegisterWords, others: Iterable[Watchpoint] = ()) -> bool:
         """
-        Handle the watchpoints that a stopped thread has hit; return False if its trap has another reason, too.
+        Handle the watchpoints that a stopped thread has hit. Return False if its trap has another reason, too.
 
-        ``outer`` are the registers that the context uses again afterwards. ``others`` are hit as well, and have no
-        debug registers.
+        ``outer`` has the registers that the context uses again afterwards. ``others`` are hit, too, and have no debug
+        registers.
         """
         hits, foreign = self._debug_registers.take_hits(thread)
         hits += others

@@ -91,9 +91,9 @@ class HitHandler:
 
     def on_trap(self, thread: Thread) -> None:
         """
-        Handle a stop with SIGTRAP at which the thread has not run into a breakpoint of the tracer.
+        Handle a stop with SIGTRAP that no breakpoint of the tracer has caused.
 
-        This is a watchpoint, the end of a step during which the thread slept in a system call, or a trap of the
+        The cause is a watchpoint, the end of a step during which the thread slept in a system call, or a trap of the
         program.
         """
         registers = self._registers
@@ -395,9 +395,9 @@ class HitHandler:
 
     def _on_arrival(self, thread: Thread, breakpoint_: Breakpoint) -> bool:
         """
-        Do what a breakpoint is needed for besides probepoints before instructions.
+        Carry out the purposes of a breakpoint other than probepoints before instructions.
 
-        It may be in the dynamic linker, in the unwinder, or at a return address: then the handlers of returns run.
+        It may be in the dynamic linker, in the unwinder, or at a return address, where the handlers of returns run.
         Return True if one of these has requested an exit of the process.
         """
         if Role.LINKER in breakpoint_.own:
@@ -418,7 +418,11 @@ class HitHandler:
             self._after(thread, self._returns.left(thread, breakpoint_, self._registers))
 
     def _after(self, thread: Thread, hits: list[ReturnHit]) -> None:
-        """Run the handlers of returns; those of each function see the registers that former ones have set."""
+        """
+        Run the handlers of returns.
+
+        The handlers of each function see the registers that former handlers have set.
+        """
         for function in functions_of(hits):
             owners = [(probe, site.point) for probe, site, _ in function if site.point is not None]
             self._context.entries = {probe: entry for probe, _, entry in function if entry is not None}

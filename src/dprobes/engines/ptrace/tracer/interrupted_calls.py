@@ -56,7 +56,7 @@ _INT80 = b"\xcd\x80"
 
 
 class Limit(enum.Enum):
-    """Kind of the argument with which a system call limits its wait; times are relative."""
+    """Kind of the argument with which a system call limits its wait. Times are relative."""
 
     NONE = "it has none"
     MILLISECONDS = "an argument, negative for none"
@@ -195,7 +195,7 @@ def interrupted_wait(thread: Thread, registers: RegisterWords, now: float) -> In
 def _limit(
     thread: Thread, call: _Call, arguments: tuple[int, ...], size: int, *, at_terminal: bool
 ) -> tuple[float, int] | None:
-    """Return the timeout of a call in seconds, and its result at the timeout; None if it has none, or it is unknown."""
+    """Return the timeout of a call in seconds, and its result at the timeout, or None if it is unknown or has none."""
     if at_terminal:
         # Most files are not terminals, which is quickly determined.
         if not _is_device(thread.tid, arguments[0]):
@@ -312,8 +312,9 @@ class Waits:
         """
         Prepare a thread that is about to leave its stop, with a signal or 0, to continue its interrupted call.
 
-        The kernel looks at the registers then, and acts as if no signal had arrived. A signal with a handler ends the
-        call as it would in an untraced thread; a signal that the program ignores would not have woken the thread up.
+        When the thread leaves, the kernel looks at its registers, and acts as if no signal had arrived. A signal with a
+        handler ends the call, as in an untraced thread. A signal that the program ignores would not have woken the
+        thread.
         """
         registers = self._registers
         ptrace_calls.get_registers(thread.tid, registers)
@@ -391,7 +392,7 @@ class Waits:
             self._waiting.pop(thread.tid, None)
 
     def look_after(self) -> float | None:
-        """Stop the threads whose waits are over; return the seconds until the next check, None if there are none."""
+        """Stop the threads whose waits are over. Return the seconds until the next check, or None if there are none."""
         if not self._waiting:
             return None
         now = time.monotonic()
@@ -438,7 +439,7 @@ class Waits:
 
 def step_on(thread: Thread, registers: RegisterWords) -> bool:
     """
-    Continue the step in which a stopped thread slept; return False if it is not in such a step in a slot.
+    Continue the step in which a stopped thread slept. Return False if it is not in such a step in a slot.
 
     ``registers`` are read again. A thread at the breakpoint itself runs into it again, which needs no step.
     """
@@ -458,7 +459,7 @@ def step_on(thread: Thread, registers: RegisterWords) -> bool:
 
 
 def has_entered(thread: Thread, registers: RegisterWords) -> bool:
-    """Return whether a thread, stopped at a system call, enters that of a step in which it slept."""
+    """Return True if a thread that stopped at a system call enters the call of a step in which it slept."""
     hit = thread.hit
     if not hit.is_late or hit.breakpoint.site.emulation[0] != Action.SYSTEM_CALL:
         return False

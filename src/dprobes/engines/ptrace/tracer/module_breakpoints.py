@@ -113,7 +113,7 @@ class ModuleBreakpoints:
         return None
 
     def exchange(self, former: InsertedProgram, program: InsertedProgram) -> None:
-        """Replace a program in the list of programs by another; the caller changes breakpoints and watchpoints."""
+        """Replace a program in the list of programs by another. The caller changes breakpoints and watchpoints."""
         self._programs[self._programs.index(former)] = program
         self._files.forget(former)
 
@@ -226,9 +226,9 @@ class ModuleBreakpoints:
         Remove a breakpoint of this tracer that a thread has run into, at an address where none is recorded.
 
         Code that was moved (mremap(2)) is still a mapping of its file, in which the probepoints are placed again. In a
-        copy the original byte is restored. A program that catches SIGTRAP is left alone: it may have written its own
-        breakpoints into code that looks the same. Return whether there was a breakpoint; the caller must then move the
-        thread back to the instruction.
+        copy, the original byte is restored. Nothing is done in a program that catches SIGTRAP, because it may have
+        written its own breakpoints into code that looks the same. Return True if there was a breakpoint; the caller
+        must then move the thread back to the instruction.
         """
         space = thread.space
         if catches_signal(thread.tid, signal.SIGTRAP):

@@ -1,11 +1,11 @@
 """
 Protection of pages against writes, for watchpoints without a debug register.
 
-An address space has one object of userfaultfd(2), which a thread of the process makes and does not keep. The tracer has
-the only descriptor: when that is closed, for example because the tracer was killed, the kernel removes the protection
+An address space has one object of userfaultfd(2), which a thread of the process creates and does not keep. The tracer
+has the only descriptor. When it is closed, for example because the tracer was killed, the kernel removes the protection
 and wakes all waiting threads. So no other process may have a copy.
 
-The kernel can protect anonymous and shared memory only (fs/userfaultfd.c). A page of a file that is mapped private,
+The kernel can protect only anonymous and shared memory (fs/userfaultfd.c). A page of a file that is mapped private,
 such as a program's initialized variables, is replaced by anonymous memory with the same content. The copy is made
 elsewhere and moved to its place by one mremap(2), while all threads are stopped.
 """
@@ -55,7 +55,7 @@ _MAYMOVE_FIXED = 3
 
 
 class ProtectionError(Exception):
-    """Error: a page cannot be protected; the text completes "... because"."""
+    """Error of a page that cannot be protected. The text completes "... because"."""
 
 
 def make_object(thread: Thread) -> ProtectedPages:

@@ -1,12 +1,12 @@
 """
-Watchpoints without a debug register: writes to protected pages, and what they hit.
+Watchpoints without a debug register: writes to protected pages, and the watchpoints that they hit.
 
-A thread that writes to a protected page waits, and a message arrives. All threads of the address space are stopped
-then, the page is opened, and the thread alone executes its instruction. So no write of another thread is missed. An
-access that touches a watched byte is a hit, each other access to the page is counted as a *neighbour*.
+A thread that writes to a protected page waits, and a message arrives. Then all threads of the address space are
+stopped, the page is opened, and the thread alone executes its instruction. So no write of another thread is missed. An
+access that touches a watched byte is a hit. Any other access to the page is counted as a *neighbour*.
 
 A thread that waits in the kernel, in a system call that writes to the page, cannot be stopped by an interrupt: it tries
-again, with a message each time. It counts as stopped. When its turn comes, it is interrupted and the page is opened: it
+again, with a message each time. It counts as stopped. When its turn comes, it is interrupted and the page is opened. It
 finishes the system call, and stops before it runs program code.
 """
 
@@ -72,9 +72,9 @@ _ATTEMPTS = 8
 
 _FILLING = {8: frozenset({0, 17, 45, 318}), 4: frozenset({3, 180, 355})}
 """
-System calls by word size (read, pread64, recvfrom, getrandom) that write a number of bytes to a buffer, and return it.
+System calls by word size (read, pread64, recvfrom, getrandom) that fill a buffer and return the number of bytes.
 
-The buffer is the second argument, that of getrandom the first.
+The buffer is the second argument, or the first argument of getrandom.
 """
 _GETRANDOM = {8: 318, 4: 355}
 _BUFFER = {8: (int(Register.RSI), int(Register.RDI)), 4: (int(Register.RCX), int(Register.RBX))}
@@ -114,9 +114,9 @@ class PageWatchpoints:
 
     def arm(self, thread: Thread) -> None:
         """
-        Protect the pages of the watchpoints of an address space; ``thread`` runs in it, and is at an event stop.
+        Protect the pages of the watchpoints of an address space. ``thread`` runs in it, and is at an event stop.
 
-        Watchpoints whose pages cannot be protected are removed, and reported.
+        Watchpoints whose pages cannot be protected are removed and reported.
         """
         space = thread.space
         with self._stopper.others_stopped(space, thread):
@@ -359,7 +359,7 @@ class PageWatchpoints:
         self, thread: Thread, pages: ProtectedPages, raw: bytes, touched: list[int], stack: contextlib.ExitStack
     ) -> bool:
         """
-        Let a stopped thread execute an instruction; more pages that it writes to are added to ``touched``.
+        Let a stopped thread execute an instruction. Add further pages that it writes to ``touched``.
 
         Return False if the instruction was not executed. A stop for another reason is kept for later.
         """
@@ -404,9 +404,9 @@ class PageWatchpoints:
 
     def _step(self, thread: Thread, pages: ProtectedPages, touched: list[int], stack: contextlib.ExitStack) -> bool:
         """
-        Step a stopped thread; more pages that it writes to are added to ``touched``, and opened by ``stack``.
+        Step a stopped thread. Add further pages that it writes to ``touched``; ``stack`` opens them.
 
-        Return False if the instruction was not executed; a stop for another reason is kept for later.
+        Return False if the instruction was not executed. A stop for another reason is kept for later.
         """
         tid = thread.tid
         until, is_asked = time.monotonic() + _STUCK, False

@@ -1,7 +1,7 @@
 """
 Breakpoints, watchpoints and out-of-line slots in address spaces, as data.
 
-A slot is a place outside a program's own code where a copy of a probed instruction is executed; its size is 16 or 32
+A slot is a place outside of a program's own code where a copy of a probed instruction is executed. It has 16 or 32
 bytes. The jump at its end returns the thread to the program, even if the tracer dies meanwhile::
 
     copy of the instruction | jmp rel32 to the instruction after the original one
@@ -46,11 +46,11 @@ ENTRIES_MAX = 1 << 14
 
 class Entry(NamedTuple):
     """
-    The entry of a call: ``time`` is CLOCK_MONOTONIC in nanoseconds, ``registers`` are by their index.
+    Entry of a call: its time (CLOCK_MONOTONIC in nanoseconds), and registers by their index.
 
-    A call is identified by its process, its probepoint, and its frame: the address of its return address. No two active
+    A call is identified by its process, its probepoint, and its frame, the address of its return address. No two active
     calls of a function have the same frame, on any stack and any thread, except after tail calls. So the entry of a
-    function that is left by a tail call is moved to the pending return. The entry of a function that is left without a
+    function that ends in a tail call is moved to the pending return. The entry of a function that is left without a
     return (``longjmp``, an exception) remains until the same frame is entered again, or there are too many entries.
     """
 
@@ -68,7 +68,7 @@ class Entries:
 
     def enter(self, process: int, probe: Probe, frame: int, entry: Entry) -> None:
         """
-        Store the entry of a call of the function that ``probe`` probes; if there are too many, the oldest is dropped.
+        Store the entry of a call of the function that ``probe`` probes. If there are too many, the oldest is dropped.
 
         ``frame`` is the address of the call's return address, ``process`` the process id.
         """
@@ -103,11 +103,11 @@ SEMAPHORE_SIZE = 2
 @dataclass(slots=True, eq=False)
 class Breakpoint:
     """
-    A breakpoint; ``original`` is the byte that it replaces, and ``site`` describes the instruction.
+    Breakpoint. ``original`` is the byte that it replaces, and ``site`` describes the instruction.
 
-    ``handlers`` are the probes that are hit before the instruction, ``exits`` those that are hit when it leaves their
+    ``handlers`` has the probes that are hit before the instruction, ``exits`` those that are hit when it leaves their
     function. Both are in the order in which their programs were inserted. The probes in ``waiting`` are hit when a
-    thread returns here. ``entries`` are probes whose return handlers need data from the function's entry. ``own`` maps
+    thread returns here. ``entries`` has probes whose return handlers need data from the function's entry. ``own`` maps
     the engine's own purposes to the numbers of the programs that need them.
     """
 
@@ -142,7 +142,7 @@ class Breakpoint:
         return (probe, site) in (self.entries if site.role is Role.ENTRY else self.exits)
 
     def add(self, program: InsertedProgram, site: Site, probe: Probe | None) -> None:
-        """Use the breakpoint for a site of a program as well; ``probe`` is None for one of the engine's own."""
+        """Use the breakpoint for a site of another program, too. ``probe`` is None for the engine's own sites."""
         if probe is None:
             self.own[site.role] = self.own.get(site.role, frozenset()) | {program.number}
         elif site.role is Role.PROBE:
@@ -262,7 +262,7 @@ class Slots:
     areas: list[SlotArea] = field(default_factory=list)
     by_address: dict[int, Slot] = field(default_factory=dict)
     by_site: dict[tuple[int, bytes], Slot | None] = field(default_factory=dict)
-    """Slots by address and bytes of the original instruction; None for one that is stepped in place."""
+    """Slots by address and bytes of the original instruction, or None for an instruction that is stepped in place."""
     padding: list[tuple[int, int]] = field(default_factory=list)
     """Start and end of the unused ends of code pages that are not used as areas yet."""
     refused: set[int] = field(default_factory=set)
@@ -321,7 +321,7 @@ class Slots:
         """
         Return the address at which a thread can execute the instruction at ``address`` without hitting its breakpoint.
 
-        This is its slot; if it has none, ``address``.
+        This is its slot, or ``address`` if it has none.
         """
         slot = None if site.copy is None else self.by_site.get((address, site.original))
         return address if slot is None else slot.address

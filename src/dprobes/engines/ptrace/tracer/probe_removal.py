@@ -4,7 +4,7 @@ Removal of probepoints while the processes run, and of all the tracer's changes 
 Memory that was changed in a process is restored, and memory that was mapped is unmapped. A page of code that had a
 breakpoint is a private copy of the file's page, even after the byte is restored. madvise(MADV_DONTNEED), which the
 process itself must call, discards the copy. If the content then differs from before, another tool had changed the page,
-too, and that change is written again.
+too, and its change is written again.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ class Remover:
 
     def withdraw(self, probe: Probe) -> list[tuple[AddressSpace, list[int]]]:
         """
-        Remove a probepoint that has become inactive, and report that.
+        Remove a probepoint that has become inactive, and report it.
 
         Return the address spaces with the addresses of its breakpoints that have no other purpose. No thread has to
-        stop for the change of a byte; a thread that has just run into it finds the address in ``former``.
+        stop for the change of a byte. A thread that has just run into the breakpoint finds the address in ``former``.
         """
         self._watchpoints.withdraw(probe)
         emptied = []
@@ -156,10 +156,10 @@ def give_back_pages(space: AddressSpace, thread: Thread, addresses: Iterable[int
 
 def give_back_all(space: AddressSpace, thread: Thread, threads: Sequence[Thread]) -> bool:
     """
-    Drop and unmap all memory of the tracer, slots included, by system calls of ``thread``; no thread may be in a slot.
+    Drop and unmap all memory of the tracer, slots included, by system calls of ``thread``. No thread may be in a slot.
 
-    Memory of handlers stays if one of the ``threads`` of the space, which are all stopped, may return into it. Return
-    False if another thread has to make the calls.
+    ``threads`` are all threads of the space, which are stopped. Memory of handlers stays if one of them may return into
+    it. Return False if another thread has to make the calls.
     """
     pages = {address & -PAGE_SIZE for address in space.former}
     for area in space.slots.areas:

@@ -353,17 +353,17 @@ class Seizer:
         """
         Seize and stop all threads of a process; return those that stopped for no other reason.
 
-        A thread that is creating a thread or process has finished that when it stops, so no breakpoint can get into an
+        If a thread is creating a thread or process, it has finished that when it stops, so no breakpoint gets into an
         untraced child. New threads may appear meanwhile, so this is repeated until there is none.
         """
         return self._seize(pid, None)
 
     def seize_sharing(self, pid: int) -> list[Thread]:
         """
-        Seize other processes that run in the memory of a seized one (CLONE_VM), since its breakpoints affect them.
+        Seize other processes that run in the memory of a seized one (CLONE_VM), because its breakpoints affect them.
 
-        They are in no program's scope. A child that a seized thread has just created is skipped: its parent's event
-        reports it. Raise ``SharingError`` for one that cannot be seized.
+        They are in no program's scope. A child that a seized thread has just created is skipped, because its parent's
+        event reports it. Raise ``SharingError`` for a process that cannot be seized.
         """
         held: list[Thread] = []
         first = self._threads.of_process(pid)[0]
@@ -445,7 +445,7 @@ _PATIENCE = 30.0
 
 
 class Attachment:
-    """Attachment of the tracer to the first process of a run: the one that the user names, or the command."""
+    """Attachment of the tracer to the first process of a run: the command, or the process that the user names."""
 
     def __init__(self, state: TracerState, stopper: Stopper, modules: ModuleBreakpoints) -> None:
         self._connection = state.connection
@@ -459,9 +459,9 @@ class Attachment:
 
     def begin(self, pid: int, *, launching: bool) -> None:
         """
-        Seize all threads in the memory of a process; report ``Attached`` once its jumps are written, or an error.
+        Seize all threads in the memory of a process. Report ``Attached`` once its jumps are written, or an error.
 
-        With ``launching``, the process has not called execve yet: no breakpoints are placed in its present memory.
+        With ``launching``, the process has not called execve yet, so no breakpoints are placed in its present memory.
         """
         held: list[Thread] = []
         try:

@@ -3,7 +3,7 @@ Insertion and end of programs, and the switch-over from a program to another one
 
 Handlers run in the tracer, one at a time, so the exchange happens between two hits. Breakpoints that threads have
 executed, but that are not handled yet, count for the new program. A hit whose instruction may or may not have been
-executed is settled first, with all threads stopped: it is counted, or given up, and then the thread hits again.
+executed is settled first, with all threads stopped: it is counted, or it is given up and the thread hits again.
 Breakpoints that both programs need are kept, and other programs are not affected.
 
 Errors in the new program are detected before anything is changed, as far as possible.
@@ -159,10 +159,10 @@ class Inserter:
         self, program: InsertedProgram, let_handlers_end: Callable[[], object] | None = None, *, complete: bool = False
     ) -> None:
         """
-        Remove a program; hits that its handlers have seen, and whose instruction was executed, are counted.
+        Remove a program. Hits that its handlers have seen, and whose instruction was executed, are counted.
 
-        ``let_handlers_end`` waits for handlers in processes: only then are their counts and records complete. The end
-        is ``complete`` if its processes are gone.
+        ``let_handlers_end`` waits for handlers in processes; only then are their counts and records complete. The end
+        is ``complete`` if the program's processes are gone.
         """
         if program.number in self._pending:
             self._say_in_place(program.number)
@@ -183,7 +183,7 @@ class Inserter:
         """
         Stop the threads with a hit of ``program`` that is not counted yet, and end these hits.
 
-        Return the threads that were stopped for that; the caller resumes them.
+        Return the threads that were stopped for this. The caller resumes them.
         """
         concerned = [thread for thread in self._threads.values() if has_hit_of(thread, program)]
         held = self._stopper.stop(concerned)
@@ -378,7 +378,7 @@ class Replacer:
         return [breakpoint_ for breakpoint_ in space.breakpoints.values() if not breakpoint_.is_needed]
 
     def _use_breakpoints(self, space: AddressSpace, program: InsertedProgram) -> set[Probe]:
-        """Start using the breakpoints of a program, unless jumps will replace them; return its probepoints."""
+        """Start using the breakpoints of a program, unless jumps will replace them. Return its probepoints."""
         active: set[Probe] = set()
         native = self._modules.native_probes(space, program)
         for breakpoint_ in space.breakpoints.values():

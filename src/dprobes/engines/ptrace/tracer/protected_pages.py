@@ -1,4 +1,4 @@
-"""Protected pages of an address space, and messages about writes to them; see ``page_protection``."""
+"""Protected pages of an address space, and messages about writes to them (``page_protection``)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ProtectedPages:
         self.changes: list[Message] = []
         """Messages about memory that the process has moved, discarded or unmapped."""
         self.areas: dict[int, int] = {}
-        """Memory for copies of instructions: its start, and the number of used bytes; its gate follows."""
+        """Memory for copies of instructions: its start, and the number of used bytes. Its gate follows."""
         self.slots: dict[tuple[int, bytes], tuple[Any, ...]] = {}
         """Slots of instructions, by address and bytes (``gated_steps``); empty for one without a slot."""
         self._gates: set[int] = set()
@@ -80,7 +80,7 @@ class ProtectedPages:
         self._gates.add(page)
 
     def release(self, pages: Iterable[int]) -> None:
-        """End the protection of pages; threads that wait to write to them continue."""
+        """End the protection of pages. Threads that wait to write to them continue."""
         for page in pages:
             self.protected.discard(page)
             self._object.unregister(page, PAGE_SIZE)  # it wakes the threads that wait
@@ -93,7 +93,7 @@ class ProtectedPages:
 
     @contextlib.contextmanager
     def opened(self, pages: Iterable[int]) -> Iterator[None]:
-        """Return a context manager during which pages can be written to; the threads that wait for them still wait."""
+        """Return a context manager during which pages can be written. Threads that wait for them continue to wait."""
         mine = [page for page in pages if page in self.protected]
         for page in mine:
             self.open(page)

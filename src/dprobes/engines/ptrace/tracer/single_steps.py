@@ -1,8 +1,8 @@
 """
 Single steps: execution of the original instruction under a breakpoint, and events that interrupt it.
 
-A step is made in a slot with the breakpoint in place and all other threads running. Without a slot it is made in place:
-then no other thread runs code of the address space while the breakpoint is removed. In both cases the step is
+A step is made in a slot with the breakpoint in place and all other threads running. Without a slot, it is made in
+place: then no other thread runs code of the address space while the breakpoint is removed. In both cases the step is
 transparent to the program: no handler and no register of it ever sees a slot's address.
 """
 
@@ -86,7 +86,7 @@ class SlotMaker:
 
     def make(self, thread: Thread, breakpoint_: Breakpoint) -> Slot | None:
         """
-        Create a slot for the instruction under a breakpoint at which ``thread`` has stopped; None without memory.
+        Create a slot for the instruction under a breakpoint at which a thread has stopped; return None without memory.
 
         The first slot in a module may require system calls of the thread. Raise ``ThreadGoneError`` if it is killed
         meanwhile.
@@ -435,7 +435,7 @@ class Stepper:
                     assert_never(kind)
 
     def _after_signal(self, step: _Step, number: int) -> Completion | None:
-        """Return the outcome of a step in which the thread has stopped for a signal; None if the step must continue."""
+        """Return the outcome of a step whose thread has stopped for a signal, or None if the step must continue."""
         thread, breakpoint_, registers, slot, action, _, signals = step
         code = ptrace_calls.get_signal_info(thread.tid, self._info)
         if number == signal.SIGTRAP:
@@ -470,7 +470,7 @@ class Stepper:
         return None
 
     def _after_step(self, step: _Step) -> Completion:
-        """Complete a step whose trap has arrived; a debugger or the program itself may expect the trap as well."""
+        """Complete a step whose trap has arrived. A debugger or the program itself may expect the trap, too."""
         thread, breakpoint_, registers, slot, _, traps, signals = step
         if slot is not None:
             self.settle(thread, slot, registers)
@@ -490,9 +490,9 @@ class Stepper:
 
     def _hits_foreign(self, thread: Thread, slot: Slot | None) -> bool:
         """
-        Return whether a step has hit a debugger's watchpoint; if so, set the signal's code to TRAP_HWBKPT.
+        Return True if a step has hit a debugger's watchpoint. In this case, set the signal's code to TRAP_HWBKPT.
 
-        The kernel reports a step and a watchpoint as one trap, whose code is that of a step.
+        The kernel reports a step and a watchpoint as one trap, with the code of a step.
         """
         if not any(s not in thread.debug.slots for s in slots_hit(ptrace_calls.get_debug_register(thread.tid, STATUS))):
             return False

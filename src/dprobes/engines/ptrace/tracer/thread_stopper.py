@@ -124,7 +124,7 @@ class Stopper:
         self._held_registers = ptrace_calls.Registers()
         self._info = ptrace_calls.SignalInfo()
         self.registers = ptrace_calls.Registers()
-        """Registers that were read last; a caller that takes the object puts another one in its place."""
+        """Registers that were read last. A caller that takes the object puts another one in its place."""
         self.registers_owner: Thread | None = None
         """
         Thread at a breakpoint whose ``registers`` they are, if they have not changed since.
@@ -145,9 +145,9 @@ class Stopper:
         """
         Return the next stop of any thread (tid, wait status), or None if there is none for some microseconds.
 
-        A thread that was just resumed is likely to hit again at once, and sleeping and being woken up costs more than
-        some polls. Stops of several threads are taken in turn: the kernel would always return the first thread that has
-        stopped.
+        A thread that was just resumed is likely to hit again at once, and sleeping and being woken costs more than some
+        polls. Stops of several threads are taken in turn, because the kernel would always return the first thread that
+        has stopped.
         """
         self._turns += 1
         if self.deferred:
@@ -197,7 +197,11 @@ class Stopper:
                 self.defer(tid, status)
 
     def _take(self, tid: int = 0) -> tuple[int, int]:
-        """Take a stop of a thread, or of any with tid 0, as ``waitpid`` does; return (0, 0) if there is none."""
+        """
+        Take a stop of a thread, or of any thread if ``tid`` is 0, as ``waitpid`` does.
+
+        Return (0, 0) if there is none.
+        """
         found = os.waitid(os.P_PID if tid else os.P_ALL, tid, _LOOK)
         if found is None:
             return _NOTHING
@@ -210,10 +214,10 @@ class Stopper:
 
     def _secure(self, thread: Thread, attempts: int = 1) -> bool:
         """
-        Return whether a thread has stopped; if it ran into a breakpoint, correct its instruction pointer.
+        Return True if a thread has stopped. If it ran into a breakpoint, correct its instruction pointer.
 
-        The pointer is set to the instruction, or to its copy if there is one, since the thread can execute that without
-        the tracer. The thread's ``trapped`` is then the address of the breakpoint.
+        The pointer is set to the instruction, or to its copy if there is one, because the thread can execute the copy
+        without the tracer. The thread's ``trapped`` is then the address of the breakpoint.
         """
         registers, space = self.registers, thread.space
         if not ptrace_calls.has_stopped(thread.tid, registers, attempts):
@@ -340,10 +344,10 @@ class Stopper:
     @contextlib.contextmanager
     def process_held(self, pid: int) -> Iterator[list[Thread]]:
         """
-        Stop all threads in the memory of a process for the duration of the block; yield a list with at most one thread.
+        Stop all threads in the memory of a process during the ``with`` block; yield a list with at most one thread.
 
-        That thread can make system calls now. It has stopped for no other reason, waits for jumps, or has just run into
-        a breakpoint: then its trap is taken already, and its instruction pointer is corrected.
+        This thread can make system calls now. It has stopped for no other reason, waits for jumps, or has just run into
+        a breakpoint. In the last case, its trap is taken already, and its instruction pointer is corrected.
         """
         mine = self._threads.of_process(pid)
         held = self.stop(self._threads.in_space(mine[0].space)) if mine else []
@@ -388,7 +392,7 @@ class Stopper:
         return held
 
     def resume(self, thread: Thread, number: int = 0) -> None:
-        """Resume a stopped thread, and deliver the signal ``number``; 0: none."""
+        """Resume a stopped thread, and deliver the signal ``number`` if it is not 0."""
         thread.state = ThreadState.RUNNING
         if number:
             self.give_up_hit(thread)
@@ -412,7 +416,7 @@ class Stopper:
         """
         Drop the hit of a thread whose instruction was not executed, and restore the registers that handlers changed.
 
-        A signal handler runs first, and may not return; if it does, the instruction is hit again.
+        A signal handler runs first. If it returns, the instruction is hit again.
         """
         hit = thread.hit
         hit.end()

@@ -2,12 +2,11 @@
 Watchpoints of address spaces, and the debug registers of the threads that run in them.
 
 All threads that run in an address space are stopped while its watchpoints change. Every thread has its own registers,
-empty when it is created and after an exec, and the kernel keeps them when a tracer detaches. So the registers of each
-thread are programmed before it runs the first time, or at its next stop if it could not be stopped. They are cleared
-before it is detached.
+which are empty when it is created and after an exec. The kernel keeps them when a tracer detaches. So the registers of
+each thread are programmed before it runs the first time, or at its next stop if it could not be stopped. They are
+cleared before it is detached.
 
-Only the tracer's own slots are changed. A slot that was set before by others is not changed; its hits are delivered to
-the program.
+Only the tracer's own slots are changed. Hits of a slot that others have set are delivered to the program.
 """
 
 from __future__ import annotations

@@ -406,8 +406,8 @@ def main(arguments: list[str]) -> int:
     """
     Run the tracer on two pipes to the client.
 
-    The arguments are the descriptors to read from and to write to; one more is the name of the probed module, for users
-    of ps(1).
+    The arguments are the descriptors to read from and to write to, and optionally the name of the probed module, which
+    users of ps(1) see.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     process_calls.set_process_name("dprobes-tracer")

@@ -82,7 +82,7 @@ class InsertedProgram:
     native: NativeState | None = None
     """State that handlers in the probed processes share with those in the tracer."""
     globals_file: int = -1
-    """Descriptor of the global variables, if they are shared with other programs; -1 otherwise."""
+    """Descriptor of the global variables if they are shared with other programs, or -1."""
     known: dict[FileKey, Sites] = field(default_factory=dict)
     handlers: dict[int, Handlers] = field(default_factory=dict)
     probes: dict[int, Probe] = field(default_factory=dict)
@@ -97,10 +97,10 @@ class InsertedProgram:
         native: NativeState | None = None,
     ) -> InsertedProgram:
         """
-        Return the program that a message describes, before it has probepoints.
+        Create the program that a message describes, before it has probepoints.
 
         A program that replaces a ``former`` one takes over its processes and its place in the order, and its global
-        variables if they are not shared. A program with a ``principal`` uses the variables and tables of that.
+        variables if they are not shared. A program with a ``principal`` uses the principal's variables and tables.
         ``native`` is the state that it shares with handlers in the probed processes. Raise ``EngineError`` if one of
         its extensions cannot be loaded.
         """

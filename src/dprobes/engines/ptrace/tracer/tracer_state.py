@@ -82,7 +82,7 @@ class ThreadHit:
         self.state = AFTER[self.state, event]
 
     def end(self) -> None:
-        """Give up the hit, if any, of a thread that does not continue with it; a PENDING one is left to the counter."""
+        """Give up the hit, if any, of a thread that does not continue with it. A PENDING hit is left to the counter."""
         if self.state is not HitState.NONE and self.state is not HitState.PENDING:
             self.follow(HitEvent.GIVEN_UP)
 
@@ -116,8 +116,8 @@ class DebugState:
     """
     Watchpoints in a thread's debug registers.
 
-    ``programmed`` are the watchpoints of its address space at the time when the registers were set; ``slots`` are those
-    that have a register. ``superseded`` are watchpoints that lost their slot while the trap of a hit was pending.
+    ``programmed`` has the watchpoints of its address space at the time when the registers were set; ``slots`` has those
+    that have a register. ``superseded`` has watchpoints that lost their slot while the trap of a hit was pending.
     """
 
     programmed: tuple[Watchpoint, ...] = ()
@@ -146,11 +146,11 @@ class PendingReturn:
 @dataclass(slots=True, eq=False)
 class InterruptedWait:
     """
-    A wait that a stop has interrupted, and that is restarted until it is over.
+    Wait that a stop has interrupted, and that is restarted until it is over.
 
     ``call`` (system call number), ``place`` (instruction pointer) and ``stack`` (stack pointer) identify its entry into
-    the kernel. ``until`` is the end of its timeout by ``time.monotonic``, infinite if it has none. The call then
-    returns ``result``, and the memory at ``cleared``, (address, size) each, is set to zeros.
+    the kernel. ``until`` is the end of its timeout by ``time.monotonic``, or infinite. The call then returns
+    ``result``, and the memory at ``cleared``, (address, size) each, is set to zeros.
     """
 
     call: int
@@ -233,7 +233,7 @@ class Thread:
             self.counters.close()
 
     def variables_for(self, program: InsertedProgram) -> MutableSequence[int]:
-        """Return the variables that a program has for it; they are allocated on first use."""
+        """Return a program's variables for the thread. They are allocated when they are first used."""
         program = program.principal or program
         if program not in self.variables:
             found = None
@@ -243,7 +243,7 @@ class Thread:
         return self.variables[program]
 
     def begin_program(self, space: AddressSpace) -> None:
-        """Forget the state before an exec; the thread now runs in ``space``; its debug registers are empty."""
+        """Forget the state before an exec. The thread now runs in ``space``, and its debug registers are empty."""
         self.space = space
         self.hit.end()
         self.hit, self.debug, self.returns, self.variables = ThreadHit(), DebugState(), [], {}

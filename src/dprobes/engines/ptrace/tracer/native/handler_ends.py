@@ -55,12 +55,11 @@ class HandlerEnds:
 
     def let_end(self, go_on: Callable[[], int], program: int | None = None) -> int:
         """
-        Wait until all running handlers, or those of one program, have ended; return the number of threads still in one.
+        Wait until all running handlers, or those of one program, have ended. Return the number of threads still in one.
 
-        There must be no jumps meanwhile. The wait ends after ``_HANDLER_PATIENCE`` seconds.
-
-        ``go_on`` handles stops, and returns their number. A thread may have stopped in its handler for a signal, or at
-        a breakpoint in the program's signal handler; it continues only when that is handled.
+        There must be no jumps meanwhile. The wait ends after ``_HANDLER_PATIENCE`` seconds. ``go_on`` handles stops,
+        and returns their number. A thread may have stopped in its handler for a signal, or at a breakpoint in the
+        program's signal handler; it continues only when that stop is handled.
         """
         code: Code = {}
         for space in self._threads.spaces():
@@ -83,10 +82,10 @@ class HandlerEnds:
 
     def hold_outside(self, spaces: Sequence[AddressSpace], go_on: Callable[[], int]) -> list[Thread] | None:
         """
-        Stop all threads of spaces outside of handlers, and return them; None if one is in a handler at each check.
+        Stop all threads of spaces outside of handlers, and return them, or None if at each check one is in a handler.
 
-        Threads that are outside are held while others finish their handlers, for ``_HOLD_PATIENCE`` seconds; jumps may
-        stay. As in ``let_end`` stops are handled meanwhile.
+        Threads outside are held while others finish their handlers, for ``_HOLD_PATIENCE`` seconds. Jumps may stay. As
+        in ``let_end``, stops are handled meanwhile.
         """
         held: list[Thread] = []
         until = time.monotonic() + _HOLD_PATIENCE
@@ -147,9 +146,9 @@ class Reclaimer:
     """
     Unmapping of the memory of programs that have ended, while others continue.
 
-    A program's jumps are removed when it ends; its memory is unmapped when all threads of a process are stopped and
+    A program's jumps are removed when it ends. Its memory is unmapped when all threads of a process are stopped and
     none can return into it. If that is not possible, it is retried at growing intervals, without limit. A thread that
-    has just created a process has a copy of the memory that is not recorded yet: its event must be handled first.
+    has just created a process has a copy of the memory that is not recorded yet, so its event must be handled first.
     """
 
     def __init__(self, state: TracerState, stopper: Stopper) -> None:
@@ -266,7 +265,7 @@ class JumpWaits:
 
     def hold(self, space: AddressSpace, held: Iterable[Thread]) -> None:
         """
-        Let all threads of a space wait, if there are jumps to wait for; ``held`` are those that are stopped for that.
+        Let all threads of a space wait, if there are jumps to wait for. ``held`` has the threads stopped for that.
 
         If another thread can run on, breakpoints are written at once.
         """
@@ -306,7 +305,11 @@ class JumpWaits:
         return True
 
     def look_after(self) -> float | None:
-        """Resume threads whose jumps are written; return the seconds until the next check, None if no thread waits."""
+        """
+        Resume threads whose jumps are written.
+
+        Return the seconds until the next check, or None if no thread waits.
+        """
         if not self._until:
             return None
         now = time.monotonic()

@@ -150,7 +150,7 @@ def list_in_manifest(space: AddressSpace, memory: NativeMemory, entry: bytes) ->
     """
     Add an entry to a manifest: write the entry first, then the new length.
 
-    Return the reason if that is not possible; then none of the bytes in the entry may be written.
+    Return the reason if that is not possible. Then none of the bytes in the entry may be written.
     """
     if memory.manifest is None:
         return None
@@ -265,9 +265,10 @@ def begin_ids(space: AddressSpace, page: int, pid: int, tids: Iterable[int]) -> 
 
 def enter_thread(space: AddressSpace, pid: int, tid: int) -> bool:
     """
-    Add a new thread, which has not run yet, to the table from thread ids in the process's PID namespace to global ones.
+    Add a new thread, which has not run yet, to the table of thread ids.
 
-    Return False if the table has no room: then no handler may run in the process.
+    The table maps ids in the process's PID namespace to global ones. Return False if it has no room: then no handler
+    may run in the process.
     """
     ids = space.local_ids
     if ids is None or ids.pid != pid:
@@ -394,7 +395,7 @@ Kept = tuple[tuple[int, int | None], ...]
 
 
 def take_call(space: AddressSpace, probe: Probe, frame: int, kept: Kept) -> Entry | None:
-    """Remove and return the entry of a call that returns; None if it is not stored in the process."""
+    """Remove and return the entry of a call that returns, or None if it is not stored in the process."""
     memory = space.patches.memories.get(probe.program.number)
     if memory is None or memory.calls is None:
         return None
