@@ -40,25 +40,33 @@ Error: in prepare, near "selekt": syntax error
 | command | effect |
 |---|---|
 | `dprobes sets` | lists the sets |
-| `dprobes sets NAME` | lists the probes of a set, with their codes, groups, types, engines and fields |
-| `dprobes sets check NAME` | prints which modules and places of the set this machine has |
+| `dprobes sets NAME` | lists the probes of a set, with their codes, groups, types, engines and fields, and its views |
+| `dprobes sets NAME/VIEW` | prints the program or the query of a view |
+| `dprobes sets check NAME` | prints which modules and places of the set this machine has, and which engines work |
 | `dprobes run NAME` | runs all probes of a set, with the same options as for a program |
 | `dprobes run NAME:GROUP,GROUP` | runs the probes of some groups |
+| `dprobes run NAME/VIEW` | runs a view of a set, a program that answers one question |
+| `dprobes sql FILE NAME/VIEW` | executes a view that is a query, on a trace file with the records of the set |
 | `dprobes check NAME` | checks the description and the program of a set, and that they agree |
 
-`show`, `build` and `insert` take the name of a set as well. Records have the fields of the tables below, in all
-formats; `--filter`, `--count`, `--hist`, `--sum` and SQL use them by name:
+`show`, `build` and `insert` take the name of a set or view as well. Records have the fields of the tables below, in all
+formats; `--filter`, `--count`, `--hist`, `--sum` and SQL use them by name. The name of a probe is in the summary, in
+the member `probe` of JSON, and is a table of SQL, with `_` instead of dots:
 
 ```sh
 dprobes run sqlite:requests --count sql -p 1234
 dprobes run libc.dns:latency --hist elapsed -- ./server
 dprobes run syscall:latency --filter 'result < 0' --count number,result -- ls /nowhere
+dprobes run sqlite -o records.dpt -- ./server
+dprobes sql records.dpt 'select sql, result from sqlite_statement_refuse'
 ```
 
 ## Names on the command line
 
 * A word that contains a slash, or ends in `.dpc`, `.rpn`, `.ppdf` or `.toml`, is a path, or that of an example if there
   is no such file. The path of a directory with a `set.toml` means that set: `dprobes run ./my/sqlite:latency`.
+* A word `NAME/VIEW` means a view of a set, unless there is a file of this name, which is an error: write `./NAME/VIEW`
+  for the file. A view is named by a path as well: `dprobes run ./my/sqlite/queries`.
 * Any other word is looked up as a file in the current directory, as a set, and as an example. If a file or an example
   has the name of a set, that is an error: write `./sqlite` for the file, `sqlite:` for the set.
 * Sets are searched for in the package, in `~/.config/dprobes/sets` (or `$XDG_CONFIG_HOME/dprobes/sets`), and in
@@ -109,6 +117,21 @@ programs = ["sh"]
 ORDER { printf("order of %d", amount); }
 ```
 
+A view answers one question. It is another program, which may use the macros of the set, or a query on the tables of the
+set's probes:
+
+```toml
+[[view]]
+name = "sizes"
+question = "which sizes do orders have?"
+file = "sizes.dpc"              # dprobes run shop/sizes
+
+[[view]]
+name = "largest"
+question = "which are the largest orders?"
+sql = "select amount, time from shop_order_place order by amount desc limit 10"     # dprobes sql FILE shop/largest
+```
+
 * Files of a set have no `module` statement; each point names its module by a macro, or is a point of the kernel. `-D`
   sets another module or place: `dprobes run shop -D SHOP=./libshop.so`.
 * A probe logs once, by one `printf`. Its fields have the names of the [logged expressions](dpc.md#records).
@@ -143,6 +166,13 @@ def section(found: InstrumentationSet) -> Iterator[str]:
         fields = " ".join(f"`{field.name}:{field.kind}`" for field in probe.fields) or "none"
         yield f"| `{probe.name}` | {probe.minor} | {probe.group} | {probe.type} | {fields} | {in_cell(probe.summary)} |"
     yield ""
+    if found.views:
+        yield "| view | question |"
+        yield "|---|---|"
+        for view in found.views:
+            command = "run" if view.file else "sql FILE"
+            yield f"| `dprobes {command} {found.name}/{view.name}` | {in_cell(view.question)} |"
+        yield ""
 
 
 def sets() -> Iterable[InstrumentationSet]:

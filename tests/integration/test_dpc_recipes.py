@@ -5,31 +5,44 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
-import tempfile
 import textwrap
 from pathlib import Path
 
 import pytest
 
+from dprobes.errors import DprobesError
+from dprobes.sets.set_library import listed_sets
+from integration.served_programs import (
+    PYTHON,
+    WAITING,
+    go_server,
+    needs,
+    needs_usdt,
+    postgres,
+    redis_program,
+    redis_run,
+    tls_connection,
+)
 from integration.support import (
     I386_COMPILER,
     I386_FLAGS,
     I386_LIBRARIES,
-    NOBODY,
     TIMEOUT,
-    accepts_connections,
-    as_nobody,
-    await_true,
 )
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
-PYTHON = "/usr/bin/python3"
 DPROBES = [sys.executable, "-m", "dprobes"]
-RECIPES = sorted(path.stem for path in EXAMPLES.glob("*.dpc"))
+RECIPES = {path.stem: path for path in EXAMPLES.glob("*.dpc")}
+VIEWS = {
+    f"{each.name}/{view.name}": each.directory / view.file
+    for each in listed_sets()
+    if not isinstance(each.content, DprobesError) and each.directory.is_relative_to(ROOT)
+    for view in each.content.views
+    if view.file
+}
 
 _HEADER = re.compile(r"\d\d:\d\d:\d\d\.\d{6}  [^\[\n]+\[\d+\]  (?:ip=0x\w+  )?(.*)")
 
@@ -43,12 +56,6 @@ def engine(request: pytest.FixtureRequest) -> str:
     if request.param == "ebpf" and os.geteuid() != 0:
         pytest.skip("ebpf needs root")
     return str(request.param)
-
-
-def needs(*programs: str) -> None:
-    for each in programs:
-        if shutil.which(each) is None:
-            pytest.skip(f"{each} is not installed")
 
 
 def run(recipe: str, engine: str, *arguments: str, status: int = 0) -> subprocess.CompletedProcess[str]:
@@ -90,9 +97,10 @@ def python(code: str) -> list[str]:
 
 
 def test_each_recipe_says_what_it_does_how_to_run_it_and_what_it_prints() -> None:
-    assert len(RECIPES) >= 15
-    for recipe in RECIPES:
-        lines = (EXAMPLES / f"{recipe}.dpc").read_text().splitlines()
+    assert len(RECIPES) >= 7
+    assert len(VIEWS) >= 10
+    for recipe, path in {**RECIPES, **VIEWS}.items():
+        lines = path.read_text().splitlines()
         comment = lines[: next(number for number, line in enumerate(lines) if line[:2] != "//")]
         assert re.search(rf"^//   dprobes run {recipe}( |$)", "\n".join(comment), re.MULTILINE), recipe
         assert any(line.startswith("// ") and "prints" in line for line in comment), recipe
@@ -100,7 +108,7 @@ def test_each_recipe_says_what_it_does_how_to_run_it_and_what_it_prints() -> Non
 
 
 def test_each_recipe_has_codes_of_its_own() -> None:
-    codes = [re.findall(r", major (\d+);", (EXAMPLES / f"{recipe}.dpc").read_text()) for recipe in RECIPES]
+    codes = [re.findall(r", major (\d+);", path.read_text()) for path in RECIPES.values()]
     assert all(len(found) == 1 for found in codes)
     assert len({found[0] for found in codes}) == len(RECIPES)
 
@@ -197,7 +205,7 @@ def test_leaks_by_stack(engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     else:
         program = compiled(tmp_path, LEAKING, *flags)
         monkeypatch.setenv("LD_LIBRARY_PATH", I386_LIBRARIES)  # the name means a library of 32 bits as well
-    done = run("leaks", engine, "--", str(program))
+    done = run("libc.malloc/leaks", engine, "--", str(program))
     found = {re.sub(r"\+0x\w+ \[program\]", "", key): value for key, value in rows(done, "bytes").items()}
     assert found == {"buffer, leaky, main": "1000"}
     assert rows(done, "size") == {}  # what the recipe keeps for itself is not shown
@@ -205,58 +213,24 @@ def test_leaks_by_stack(engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_heap_use_by_call_site(engine: str, tmp_path: Path) -> None:
     program = compiled(tmp_path, LEAKING, "-O1")
-    done = run("heap-by-caller", engine, "--", str(program))
+    done = run("libc.malloc/callers", engine, "--", str(program))
     ((place, total),) = rows(done, "bytes").items()
     assert (place.split("+")[0], total) == ("buffer", str(10 * 100 + sum(range(200, 210))))
     assert rows(done, "sizes")[place] == "count 20, average 152.25, total 3045, min 100, max 209"
 
 
-WAITING = """
-    #include <pthread.h>
-    #include <stdio.h>
-    #include <unistd.h>
-    static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-    static pthread_barrier_t barrier;
-    static void *worker(void *unused) {
-        for (int i = 0; i < 3; i++) {
-            pthread_barrier_wait(&barrier);
-            pthread_mutex_lock(&mutex);
-            pthread_mutex_unlock(&mutex);
-            pthread_barrier_wait(&barrier);
-        }
-        return unused;
-    }
-    int main(void) {
-        pthread_t thread;
-        pthread_barrier_init(&barrier, 0, 2);
-        pthread_create(&thread, 0, worker, 0);
-        printf("HELD BY %d\\n", (int)gettid());
-        for (int i = 0; i < 3; i++) {
-            pthread_mutex_lock(&mutex);
-            pthread_barrier_wait(&barrier);
-            usleep(300000);
-            pthread_mutex_unlock(&mutex);
-            pthread_barrier_wait(&barrier);
-        }
-        return pthread_join(thread, 0);
-    }
-"""
-
-
 def test_lock_contention(engine: str, tmp_path: Path) -> None:
-    program = compiled(tmp_path, WAITING, "-O1", "-pthread", "-D_GNU_SOURCE")
-    done = run("lock-waits", engine, "--", str(program))
-    ((key, count),) = rows(done, "contended").items()
-    place, owner = key.split(", ")
-    assert (place.split("+")[0], count) == ("worker", "3")
-    assert f"HELD BY {owner}\n" in done.stdout
+    program = compiled(tmp_path, WAITING, "-O1", "-pthread")
+    done = run("pthread/contended", engine, "--", str(program))
+    (owner,) = re.findall(r"^HELD (\d+) ", done.stdout, re.MULTILINE)
+    contended = [(*key.split(", "), count) for key, count in rows(done, "contended").items()]
+    # The program has another mutex, whose waits it does not know.
+    assert ("worker", owner, "3") in [(place.split("+")[0], *rest) for place, *rest in contended]
     assert int(re.findall(r"^@quick: (\d+)$", done.stdout, re.MULTILINE)[0]) >= 3  # and those of libraries
 
 
 def test_python_functions_and_garbage(engine: str) -> None:
-    notes = subprocess.run(["readelf", "-n", PYTHON], capture_output=True, text=True, check=False).stdout
-    if "function__return" not in notes:
-        pytest.skip("python3 was built without USDT probes (--with-dtrace)")
+    needs_usdt(PYTHON, "function__return", "--with-dtrace")
     code = """
     import gc
     gc.disable()
@@ -268,7 +242,7 @@ def test_python_functions_and_garbage(engine: str) -> None:
     gc.enable()
     print("freed", gc.collect())
     """
-    done = run("python-functions", engine, "-D", f"PYTHON={Path(PYTHON).resolve()}", "--", *python(code))
+    done = run("python/functions", engine, "-D", f"PYTHON={Path(PYTHON).resolve()}", "--", *python(code))
     assert rows(done, "calls")["work, <string>"] == "20"
     (freed,) = re.findall(r"^freed (\d+)$", done.stdout, re.MULTILINE)
     assert int(freed) >= 20
@@ -288,7 +262,7 @@ def test_sql_of_sqlite(engine: str) -> None:
     """
     results = []
     for count in (3, 13):
-        done = run("sqlite-queries", engine, "--", *python(code.replace("COUNT", str(count))))
+        done = run("sqlite/queries", engine, "--", *python(code.replace("COUNT", str(count))))
         if not records(done):
             pytest.skip("this python3 has another sqlite")
         traced = [re.sub(r"\(\d+\)", "(?)", text) for text in re.findall(r"^TRACE (.*)$", done.stdout, re.MULTILINE)]
@@ -301,59 +275,26 @@ def test_sql_of_sqlite(engine: str) -> None:
 
 
 def test_sql_of_postgres(engine: str, tmp_path: Path) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("needs root to become the user of a database")
-    needs("postgres", "initdb", "setpriv")
-    postgres, initdb = (str(Path(str(shutil.which(name))).resolve()) for name in ("postgres", "initdb"))
-    notes = subprocess.run(["readelf", "-n", postgres], capture_output=True, text=True, check=False).stdout
-    if "query__done" not in notes:
-        pytest.skip("postgres was built without USDT probes (--enable-dtrace)")
-    directory = Path(tempfile.mkdtemp(prefix="dprobes-postgres-"))  # pytest's own is root's alone
-    try:
-        os.chown(directory, NOBODY, NOBODY)
-        subprocess.run(
-            [initdb, "-D", str(directory / "data"), "-A", "trust", "-U", "postgres", "--no-sync"],
-            check=True, capture_output=True, timeout=5 * TIMEOUT, cwd=directory, **as_nobody(),
-        )  # fmt: skip
-        queries = tmp_path / "queries"
-        queries.write_text("select 40+2 as answer;\nselect pg_sleep(0.1);\n")
-        user = f"setpriv --reuid={NOBODY} --regid={NOBODY} --clear-groups"
-        command = f"{user} {postgres} --single -D {directory}/data postgres < {queries}"
-        done = run("postgres-queries", engine, "-D", f"POSTGRES={postgres}", "--", "sh", "-c", command)
-        assert 'answer = "42"' in done.stdout
-        found = [re.fullmatch(r"(\d+) us: (.*?);?(?:\\n)?", each) for each in records(done)]
-        assert [match and match[2] for match in found] == ["select 40+2 as answer", "select pg_sleep(0.1)"]
-        assert found[1] is not None
-        assert int(found[1][1]) >= 100_000
-    finally:
-        shutil.rmtree(directory)
+    with postgres("select 40+2 as answer;\nselect pg_sleep(0.1);\n", tmp_path) as server:
+        done = run("postgres/queries", engine, "-D", f"POSTGRES={server.program}", "--", "sh", "-c", server.command)
+    assert 'answer = "42"' in done.stdout
+    found = [re.fullmatch(r"(\d+) us: (.*?);?(?:\\n)?", each) for each in records(done)]
+    assert [match and match[2] for match in found] == ["select 40+2 as answer", "select pg_sleep(0.1)"]
+    assert found[1] is not None
+    assert int(found[1][1]) >= 100_000
 
 
 def test_plaintext_of_tls(engine: str, tmp_path: Path) -> None:
-    needs("openssl")
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-days", "2",
-         "-keyout", tmp_path / "key", "-out", tmp_path / "certificate"],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    code = f"""
-    import ssl
-    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server.load_cert_chain("{tmp_path}/certificate", "{tmp_path}/key")
-    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
-    up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
-    one, other = client.wrap_bio(down, up), server.wrap_bio(up, down, server_side=True)
-    for _ in range(4):
-        for end in (one, other):
-            try: end.do_handshake()
-            except ssl.SSLWantReadError: pass
-    one.write(b"GET / HTTP/1.1")
-    print(other.read(100))
-    other.write(b"x" * 300)
-    print(len(one.read(1000)))
-    """
-    done = run("tls-plaintext", engine, "--", *python(code))
+    code = (
+        tls_connection(tmp_path)
+        + """
+one.write(b"GET / HTTP/1.1")
+print(other.read(100))
+other.write(b"x" * 300)
+print(len(one.read(1000)))
+"""
+    )
+    done = run("openssl/plaintext", engine, "--", *python(code))
     assert records(done) == [
         "sends 14: GET / HTTP/1.1",
         "receives 14: GET / HTTP/1.1",
@@ -371,7 +312,7 @@ def test_name_lookups(engine: str) -> None:
         try: socket.getaddrinfo(name, 80); print("RESULT", name, 0)
         except socket.gaierror as error: print("RESULT", name, error.errno)
     """
-    done = run("dns-lookups", engine, "--", *python(code))
+    done = run("libc.dns/lookups", engine, "--", *python(code))
     results = re.findall(r"^RESULT (\S+) (-?\d+)$", done.stdout, re.MULTILINE)
     found = [re.fullmatch(r"(\S+): (-?\d+) after \d+ us", each) for each in records(done)]
     assert [match and (match[1], match[2]) for match in found] == results
@@ -404,77 +345,23 @@ def test_signals(engine: str) -> None:
 
 @pytest.mark.parametrize("lines", [[], ["-D", "LINES"]], ids=["counts", "lines"])
 def test_redis_commands(engine: str, lines: list[str], tmp_path: Path) -> None:
-    needs("redis-cli")
-    # Debian has the server's program, under another name, in the package of the tools.
-    program = shutil.which("redis-server") or shutil.which("redis-check-rdb")
-    assert program is not None
-    server, address = tmp_path / "redis-server", tmp_path / "socket"
-    server.symlink_to(program)
-    command = [str(server), "--port", "0", "--unixsocket", str(address), "--save", "", "--dir", str(tmp_path)]
-    client = ["redis-cli", "-s", str(address)]
-    words = [*DPROBES, "run", "redis-commands", "--engine", engine, "-D", f"SERVER={Path(program).resolve()}", *lines]
-    process = subprocess.Popen(
-        [*words, "--", *command, "--loglevel", "warning"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    try:
-        await_true(lambda: accepts_connections(address) or process.poll() is not None, "the server's socket", TIMEOUT)
-        for number in range(3):
-            subprocess.run([*client, "SET", f"user:{number}", "x"], check=True, capture_output=True)
-        subprocess.run([*client, "GET", "user:1"], check=True, capture_output=True)
-        statistics = subprocess.run([*client, "INFO", "commandstats"], check=True, capture_output=True, text=True)
-        subprocess.run([*client, "SHUTDOWN", "NOSAVE"], check=False, capture_output=True)
-        output, messages = process.communicate(timeout=TIMEOUT)
-    finally:
-        process.kill()
-    assert process.returncode == 0, messages
+    words = [*DPROBES, "run", "redis/commands", "--engine", engine, "-D", f"REDIS={redis_program()}", *lines]
+    statistics, _, output, messages = redis_run(words, tmp_path)
     done = subprocess.CompletedProcess(words, 0, output, messages)
-    expected = {name.upper(): calls for name, calls in re.findall(r"cmdstat_(\w+):calls=(\d+)", statistics.stdout)}
+    expected = {name.upper(): calls for name, calls in re.findall(r"cmdstat_(\w+):calls=(\d+)", statistics)}
     found = rows(done, "commands")
     assert {name: found[name] for name in ("SET", "GET")} == expected == {"SET": "3", "GET": "1"}
     said = [re.sub(r", \d+ us$", "", each) for each in records(done)]
     assert said[:4] == ([*(f"SET user:{number}" for number in range(3)), "GET user:1"] if lines else [])
 
 
-SERVER = """
-package main
-
-import (
-	"fmt"
-	"net/http"
-	"net/http/httptest"
-)
-
-func main() {
-	mux := http.NewServeMux()
-	served := 0
-	mux.HandleFunc("/users/", func(w http.ResponseWriter, r *http.Request) { served++ })
-	server := httptest.NewServer(mux)
-	for i := 0; i < 3; i++ {
-		if r, err := http.Get(fmt.Sprintf("%s/users/%d?x=1", server.URL, i)); err == nil {
-			r.Body.Close()
-		}
-	}
-	if r, err := http.Post(server.URL+"/none", "text/plain", nil); err == nil {
-		fmt.Println("SERVED", served, r.StatusCode)
-	}
-}
-"""
-
-
 @pytest.fixture(scope="module")
-def go_server(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    needs("go")
-    directory = tmp_path_factory.mktemp("go")
-    (directory / "server.go").write_text(SERVER)
-    environment = {**os.environ, "GOFLAGS": "-mod=mod", "GO111MODULE": "off"}
-    subprocess.run(
-        ["go", "build", "-o", "server", "server.go"], check=True, cwd=directory, env=environment, capture_output=True
-    )
-    return directory / "server"
+def server(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return go_server(tmp_path_factory.mktemp("go"))
 
 
-def test_requests_to_a_go_server(engine: str, go_server: Path) -> None:
-    done = run("go-requests", engine, "-D", f"SERVER={go_server}", "--", str(go_server))
+def test_requests_to_a_go_server(engine: str, server: Path) -> None:
+    done = run("go/requests", engine, "-D", f"GO={server}", "--", str(server))
     assert "SERVED 3 404\n" in done.stdout
     assert records(done) == ["GET /users/0", "GET /users/1", "GET /users/2", "POST /none"]
 

@@ -155,7 +155,10 @@ def test_a_kept_call_stack_is_not_for_handlers_in_the_kernel(build: Builder) -> 
         "-e:3:71: error: the ebpf engine cannot run this handler: 'push' cannot look at table '@stack': "
         "its call stacks are followed outside of the kernel"
     )
-    assert first[-1] == "hint: use --engine ptrace, or addresses of callers as keys, as 'dprobes examples leaks' shows"
+    assert (
+        first[-1]
+        == "hint: use --engine ptrace, or addresses of callers as keys, as 'dprobes sets libc.malloc/leaks' shows"
+    )
 
 
 @pytest.mark.parametrize("engine", ENGINES)

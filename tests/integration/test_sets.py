@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
-import tempfile
 from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +16,19 @@ import pytest
 from dprobes.errors import DprobesError
 from dprobes.sets.set_library import listed_sets
 from integration.ebpf.kernel import has_begun, require_bpf, require_initial_namespace
-from integration.support import DPROBES, NOBODY, TIMEOUT, as_nobody, await_true
+from integration.served_programs import (
+    PYTHON,
+    WAITING,
+    go_server,
+    needs,
+    needs_usdt,
+    postgres,
+    redis_program,
+    redis_run,
+    tls_connection,
+)
+from integration.support import DPROBES, TIMEOUT, await_true
+from support.ebpf_backend import obstacle
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +36,6 @@ if TYPE_CHECKING:
     from dprobes.sets.set_description import InstrumentationSet, SetTest
 
 ROOT = Path(__file__).parents[2]
-PYTHON = "/usr/bin/python3"
 SETS: dict[str, InstrumentationSet] = {
     each.name: each.content
     for each in listed_sets()
@@ -36,8 +45,9 @@ ENVIRONMENT = {**os.environ, "LC_ALL": "C", "PYTHONUNBUFFERED": "1"}
 
 
 class Record(NamedTuple):
-    """A record of a set's probe, with its promised name."""
+    """A record of a set's probe, with its promised name and the nanoseconds of CLOCK_MONOTONIC."""
 
+    time: int
     probe: str
     process: int
     thread: int
@@ -58,10 +68,8 @@ class Run(NamedTuple):
 def read(lines: str, found: InstrumentationSet) -> list[Record]:
     names = {(found.major, probe.minor): probe.name for probe in found.probes}
     records = [json.loads(line) for line in lines.splitlines()]
-    return [
-        Record(names[each["major"], each["minor"]], each["pid"], each["tid"], each.get("fields", {}))
-        for each in records
-    ]
+    assert all(names[each["major"], each["minor"]] == each["probe"] for each in records)
+    return [Record(each["time"], each["probe"], each["pid"], each["tid"], each.get("fields", {})) for each in records]
 
 
 def run(word: str, engine: str, *arguments: str, path: Path) -> Run:
@@ -130,18 +138,19 @@ WITHOUT_UPROBES = pytest.mark.parametrize("engine", ["inline", "ptrace"], indire
 """The engines of a test with returns that uprobes must not have if any process, such as pytest's, unwinds its stack."""
 
 
-def needs(*programs: str) -> None:
-    for each in programs:
-        if shutil.which(each) is None:
-            pytest.skip(f"{each} is not installed")
-
-
 # All sets
 
 
-@pytest.mark.parametrize("name", SETS)
-def test_a_set_keeps_its_promises(name: str) -> None:
-    done = subprocess.run([*DPROBES, "check", name], capture_output=True, text=True, timeout=TIMEOUT, check=False)
+PROGRAMS = [*SETS, *(f"{each.name}/{view.name}" for each in SETS.values() for view in each.views if view.file)]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_set_keeps_its_promises(name: str, tmp_path: Path) -> None:
+    found = SETS[name.partition("/")[0]]
+    options = ["-D", f"GO={go_server(tmp_path)}"] if found.name == "go" else []
+    done = subprocess.run(
+        [*DPROBES, "check", name, *options], capture_output=True, text=True, timeout=TIMEOUT, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert not re.search("error|warning", done.stderr), done.stderr
 
@@ -192,11 +201,20 @@ def test_the_probes_of_a_set_are_listed() -> None:
 def test_the_check_of_a_set_names_the_alternatives_that_fit() -> None:
     status, output, _ = dprobes("sets", "check", "libc.dns")
     assert status == 0
+    (ebpf,) = [line for line in output.splitlines() if line.startswith("ebpf ")]
+    assert (ebpf == "ebpf    yes") == (obstacle() is None)
     assert output.splitlines() == [
         "name  alternative  fits       reason",
         "LIBC  libc.so.6    yes, used",
+        "engine  works  reason",
+        "inline  yes",
+        ebpf,
+        "ptrace  yes",
         "the set 'libc.dns' has no errors here: 3 probes",
     ]
+
+
+CHECKED = "'dprobes check sqlite/queries' checks it"
 
 
 @pytest.mark.parametrize(
@@ -205,12 +223,101 @@ def test_the_check_of_a_set_names_the_alternatives_that_fit() -> None:
         (("sets", "sqlit"), "Error: there is no set 'sqlit'; did you mean 'sqlite'?"),
         (("sets", "check"), "Error: name the set to check: dprobes sets check NAME"),
         (("sets", "sqlite", "block"), "Error: unexpected argument 'block': expected 'dprobes sets [[check] NAME]'"),
+        (
+            ("sets", "check", "sqlite/queries"),
+            "Error: 'sqlite/queries' is a view: 'dprobes check sqlite/queries' checks it",
+        ),
     ],
 )
 def test_wrong_arguments(arguments: tuple[str, ...], message: str) -> None:
     status, _, messages = dprobes(*arguments)
     assert status == 2
     assert messages.splitlines()[-1] == message
+
+
+def test_the_check_of_a_set_names_what_the_kernel_lacks() -> None:
+    status, output, _ = dprobes("sets", "check", "vfs")
+    works = re.search(r"^ebpf +yes$", output, re.MULTILINE) is not None
+    done = subprocess.run(
+        [*DPROBES, "run", "vfs", "--engine", "ebpf", "--", "true"],
+        capture_output=True, text=True, timeout=TIMEOUT, check=False, env=ENVIRONMENT,
+    )  # fmt: skip
+    assert (status == 0, works) == (done.returncode == 0, done.returncode == 0)
+    if not works:
+        assert re.search(r"^ebpf +no +\S", output, re.MULTILINE)
+        assert output.endswith("\nthe set 'vfs' cannot be used here: no engine works\n")
+
+
+def test_the_summary_has_the_names_of_probes() -> None:
+    needs("sqlite3")
+    status, _, messages = dprobes(
+        "run", "sqlite:latency", "--engine", "ptrace", "--", "sqlite3", ":memory:", "select 1"
+    )
+    assert status == 0
+    assert re.findall(r"^(\S+)  sqlite3_step \(return\) +2 +2 ", messages, re.MULTILINE) == ["sqlite.statement.step"]
+
+
+def test_views_are_listed_and_printed() -> None:
+    status, output, _ = dprobes("sets", "sqlite")
+    assert status == 0
+    assert re.findall(r"^(dprobes .*?)  +(.*)$", output, re.MULTILINE) == [
+        ("dprobes run sqlite/queries", SETS["sqlite"].views[0].question),
+        ("dprobes sql FILE sqlite/refused", SETS["sqlite"].views[1].question),
+    ]
+    status, output, _ = dprobes("sets", "sqlite/queries")
+    assert output.splitlines()[0] == f"{SETS['sqlite'].views[0].question}    dprobes run sqlite/queries"
+    assert output.splitlines()[2:] == (ROOT / "src/dprobes/sets/sqlite/queries.view.dpc").read_text().splitlines()
+
+
+def test_views_that_are_not_there_or_not_programs_are_refused(tmp_path: Path) -> None:
+    assert dprobes("run", "sqlite/querys", "--", "true", cwd=tmp_path) == (
+        1,
+        "",
+        (
+            "dprobes: error: the set 'sqlite' has no view 'querys', and there is no file 'sqlite/querys'\n"
+            "hint: did you mean 'queries'?\n"
+        ),
+    )
+    assert dprobes("run", "sqlite/refused", "--", "true", cwd=tmp_path) == (
+        1,
+        "",
+        (
+            "dprobes: error: 'sqlite/refused' is a query in SQL, which needs a trace file\n"
+            "hint: record with 'dprobes run sqlite -o FILE.dpt', then 'dprobes sql FILE.dpt sqlite/refused'\n"
+        ),
+    )
+
+
+def test_a_file_with_the_name_of_a_view_is_a_conflict(tmp_path: Path) -> None:
+    (tmp_path / "sqlite").mkdir()
+    (tmp_path / "sqlite" / "queries").write_text('name = "libc.so.6"\noffset = malloc\nexit\n')
+    status, _, messages = dprobes("check", "sqlite/queries", cwd=tmp_path)
+    assert status == 2
+    assert messages.splitlines()[-1] == (
+        "Error: Invalid value for '[FILE]': 'sqlite/queries' is the file 'sqlite/queries' and an instrumentation set; "
+        "write './sqlite/queries', or 'sqlite/queries:' for the set"
+    )
+    assert dprobes("check", "./sqlite/queries", cwd=tmp_path) == (0, "", "")
+    assert dprobes("check", "sqlite/queries:", cwd=tmp_path) == (0, "", "")
+
+
+def test_a_view_in_sql_reads_a_trace_file(tmp_path: Path) -> None:
+    needs("sqlite3")
+    trace = str(tmp_path / "records.dpt")
+    for command, expected in (("select 1", []), ("selekt", [{"sql": "selekt", "result": 1, "times": 1}])):
+        done = subprocess.run(
+            [*DPROBES, "run", "sqlite", "--engine", "ptrace", "-o", trace, "--", "sqlite3", ":memory:", command],
+            capture_output=True, text=True, timeout=TIMEOUT, check=False, env=ENVIRONMENT,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        status, output, messages = dprobes("sql", trace, "--json", "sqlite/refused")
+        assert status == 0
+        assert [json.loads(line) for line in output.splitlines()] == expected
+        if not expected:
+            assert messages == (
+                "dprobes: note: there is no record of 'sqlite.statement.refuse'\n"
+                "hint: its set was not recorded, or had no such event\n"
+            )
 
 
 def test_an_unknown_group_is_refused() -> None:
@@ -447,17 +554,26 @@ def test_sched(tmp_path: Path) -> None:
     code = """
 import os, time
 def count(): return [int(line.split()[1]) for line in open("/proc/self/status") if "ctxt_switches" in line]
-first = count(); print("PID", os.getpid(), flush=True)
+def stable():
+    while True:  # until no switch happens between the counters and the clock
+        before, now, after = count(), time.monotonic_ns(), count()
+        if before == after: return now, *after
+begin = stable()
 for _ in range(30): time.sleep(0.002)
-print("SWITCHES", *[b - a for a, b in zip(first, count())])
+print("PID", os.getpid(), *begin, *stable())
 """
     needs(PYTHON)
     with everywhere("sched", tmp_path, '"minor": 2') as records:
         said = subprocess.run([PYTHON, "-S", "-c", code], capture_output=True, text=True, check=True).stdout
-    pid = int(re.findall(r"PID (\d+)", said)[0])
-    voluntary, _ = map(int, re.findall(r"SWITCHES (\d+) (\d+)", said)[0])
+    pid, begin, *before, end, voluntary, involuntary = map(int, said.split()[1:])
+    left = [
+        each.fields["state"] != 0
+        for each in records
+        if each.probe == "sched.task.switch" and each.fields["prev"] == pid and begin < each.time < end
+    ]
+    assert [left.count(True), left.count(False)] == [voluntary - before[0], involuntary - before[1]]
+    assert left.count(True) >= 30
     switches = Run(records, "").of("sched.task.switch")
-    assert len([each for each in switches if each["prev"] == pid and each["state"] == 1]) >= voluntary >= 30
     wakes = [each for each in Run(records, "").of("sched.task.wake") if each["task"] == pid]
     assert wakes  # the kernel runs no program for a wake-up by an interrupt during another program (bpf_prog_active)
     waited = [each["waited"] for each in switches if each["next"] == pid and each["waited"]]
@@ -466,6 +582,7 @@ print("SWITCHES", *[b - a for a, b in zip(first, count())])
 
 
 @pytest.mark.usefixtures("kernel")
+@pytest.mark.alone
 def test_block(tmp_path: Path) -> None:
     needs("dd")
     device = ROOT.stat().st_dev
@@ -546,57 +663,6 @@ print("START", start)
     assert result.of("memory.process.kill") == []
 
 
-WAITING = """
-#define _GNU_SOURCE
-#include <pthread.h>
-#include <stdio.h>
-#include <unistd.h>
-static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER, told = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t condition = PTHREAD_COND_INITIALIZER;
-static pthread_barrier_t barrier;
-static int is_told;
-static void *worker(void *unused) {
-    for (int i = 0; i < 3; i++) {
-        pthread_barrier_wait(&barrier);
-        pthread_mutex_lock(&mutex);
-        pthread_mutex_unlock(&mutex);
-        pthread_barrier_wait(&barrier);
-    }
-    pthread_mutex_lock(&told);
-    is_told = 1;
-    pthread_cond_signal(&condition);
-    pthread_mutex_unlock(&told);
-    return unused;
-}
-int main(void) {
-    pthread_t thread;
-    pthread_barrier_init(&barrier, 0, 2);
-    pthread_create(&thread, 0, worker, 0);
-    for (int i = 0; i < 3; i++) {
-        pthread_mutex_lock(&mutex);
-        pthread_barrier_wait(&barrier);
-        while (*(volatile int *)&mutex != 2) /* until a thread sleeps: nptl/lowlevellock.h */
-            usleep(1000);
-        pthread_mutex_unlock(&mutex);
-        pthread_barrier_wait(&barrier);
-    }
-    pthread_mutex_t recursive;
-    pthread_mutexattr_t attributes;
-    pthread_mutexattr_init(&attributes);
-    pthread_mutexattr_settype(&attributes, PTHREAD_MUTEX_RECURSIVE);
-    pthread_mutex_init(&recursive, &attributes);
-    pthread_mutex_lock(&recursive);
-    pthread_mutex_lock(&recursive); /* no wait: the thread itself holds it */
-    pthread_mutex_lock(&told);
-    int waits = 0;
-    for (; !is_told; waits++) pthread_cond_wait(&condition, &told);
-    pthread_mutex_unlock(&told);
-    printf("HELD %d %p %p %p %d\\n", (int)gettid(), (void *)&mutex, (void *)&told, (void *)&condition, waits);
-    return pthread_join(thread, 0);
-}
-"""
-
-
 @WITHOUT_UPROBES
 def test_pthread(engine: str, tmp_path: Path) -> None:
     needs("gcc")
@@ -604,6 +670,7 @@ def test_pthread(engine: str, tmp_path: Path) -> None:
     subprocess.run(["gcc", "-O1", "-pthread", "-o", tmp_path / "waiting", tmp_path / "waiting.c"], check=True)
     result = run("pthread", engine, "--", str(tmp_path / "waiting"), path=tmp_path)
     owner, mutex, told, condition, waits = result.output.split()[1:]
+    assert int(waits) >= 1
     waited = [each for each in result.of("pthread.mutex.wait") if each["mutex"] != told]
     assert [(each["mutex"], each["owner"]) for each in waited] == [(mutex, int(owner))] * 3
     assert all(each["caller"]["name"].startswith("worker+") for each in waited)
@@ -613,35 +680,16 @@ def test_pthread(engine: str, tmp_path: Path) -> None:
     assert [each["result"] for each in result.of("pthread.thread.join")] == [0]
 
 
-TLS = """
-import ssl
-server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-server.load_cert_chain("DIRECTORY/certificate", "DIRECTORY/key")
-client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
-up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
-one, other = client.wrap_bio(down, up), server.wrap_bio(up, down, server_side=True)
-done = 0
-for _ in range(4):
-    for end in (one, other):
-        try: end.do_handshake(); done += 1
-        except ssl.SSLWantReadError: pass
-print("DONE", done)
+@WITHOUT_UPROBES
+def test_openssl(engine: str, tmp_path: Path) -> None:
+    code = (
+        tls_connection(tmp_path)
+        + """
 for count in (14, 300):
     one.write(b"x" * count)
     print("READ", len(other.read(1000)))
 """
-
-
-@WITHOUT_UPROBES
-def test_openssl(engine: str, tmp_path: Path) -> None:
-    needs("openssl", PYTHON)
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-days", "2",
-         "-keyout", tmp_path / "key", "-out", tmp_path / "certificate"],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    code = TLS.replace("DIRECTORY", str(tmp_path))
+    )
     result = run("openssl", engine, "--", PYTHON, "-S", "-c", code, path=tmp_path)
     assert re.findall(r"READ (\d+)", result.output) == ["14", "300"]
     written, was_read = result.of("openssl.data.write"), result.of("openssl.data.read")
@@ -654,9 +702,7 @@ def test_openssl(engine: str, tmp_path: Path) -> None:
 
 
 def test_python(engine: str, tmp_path: Path) -> None:
-    notes = subprocess.run(["readelf", "-n", PYTHON], capture_output=True, text=True, check=False).stdout
-    if "function__return" not in notes:
-        pytest.skip("python3 was built without USDT probes (--with-dtrace)")
+    needs_usdt(PYTHON, "function__return", "--with-dtrace")
     code = """
 import gc
 gc.disable()
@@ -684,24 +730,9 @@ import colorsys
 
 
 def test_postgres(engine: str, tmp_path: Path) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("needs root to become the user of a database")
-    needs("postgres", "initdb", "setpriv")
-    postgres, initdb = (str(Path(str(shutil.which(name))).resolve()) for name in ("postgres", "initdb"))
-    directory = Path(tempfile.mkdtemp(prefix="dprobes-postgres-"))  # pytest's own is root's alone
-    try:
-        os.chown(directory, NOBODY, NOBODY)
-        subprocess.run(
-            [initdb, "-D", str(directory / "data"), "-A", "trust", "-U", "postgres", "--no-sync"],
-            check=True, capture_output=True, timeout=5 * TIMEOUT, cwd=directory, **as_nobody(),
-        )  # fmt: skip
-        queries = tmp_path / "queries"
-        queries.write_text("select 40+2 as answer;\nselect pg_sleep(0.1);\nselect nothing;\n")
-        user = f"setpriv --reuid={NOBODY} --regid={NOBODY} --clear-groups"
-        command = f"{user} {postgres} --single -D {directory}/data postgres < {queries}"
-        result = run("postgres", engine, "-D", f"POSTGRES={postgres}", "--", "sh", "-c", command, path=tmp_path)
-    finally:
-        shutil.rmtree(directory)
+    with postgres("select 40+2 as answer;\nselect pg_sleep(0.1);\nselect nothing;\n", tmp_path) as server:
+        command = ("-D", f"POSTGRES={server.program}", "--", "sh", "-c", server.command)
+        result = run("postgres", engine, *command, path=tmp_path)
     assert 'answer = "42"' in result.output
     started = [each["sql"].strip(";\n") for each in result.of("postgres.query.start")]
     assert started == ["select 40+2 as answer", "select pg_sleep(0.1)", "select nothing"]
@@ -714,34 +745,9 @@ def test_postgres(engine: str, tmp_path: Path) -> None:
 
 
 def test_redis(engine: str, tmp_path: Path) -> None:
-    needs("redis-cli")
-    # Debian has the server's program, under another name, in the package of the tools.
-    program = shutil.which("redis-server") or shutil.which("redis-check-rdb")
-    assert program is not None
-    server, address, output = tmp_path / "redis-server", tmp_path / "socket", tmp_path / "records"
-    server.symlink_to(program)
-    command = [str(server), "--port", "0", "--unixsocket", str(address), "--save", "", "--dir", str(tmp_path)]
-    client = ["redis-cli", "-s", str(address)]
-    words = [*DPROBES, "run", "redis", "--engine", engine, "-D", f"REDIS={Path(program).resolve()}"]
-    process = subprocess.Popen(
-        [*words, "--format", "json", "-o", str(output), "--", *command, "--loglevel", "warning"],
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    try:
-        ping = [*client, "PING"]
-        await_true(
-            lambda: subprocess.run(ping, capture_output=True, check=False).returncode == 0, "the server", TIMEOUT
-        )
-        for number in range(3):
-            subprocess.run([*client, "SET", f"user:{number}", "x"], check=True, capture_output=True)
-        subprocess.run([*client, "GET", "user:1"], check=True, capture_output=True)
-        commands = subprocess.run([*client, "INFO", "commandstats"], check=True, capture_output=True, text=True).stdout
-        clients = subprocess.run([*client, "INFO", "stats"], check=True, capture_output=True, text=True).stdout
-        subprocess.run([*client, "SHUTDOWN", "NOSAVE"], check=False, capture_output=True)
-        _, messages = process.communicate(timeout=TIMEOUT)
-    finally:
-        process.kill()
-    assert process.returncode == 0, messages
+    output = tmp_path / "records"
+    words = [*DPROBES, "run", "redis", "--engine", engine, "-D", f"REDIS={redis_program()}"]
+    commands, clients, *_ = redis_run([*words, "--format", "json", "-o", str(output)], tmp_path)
     records = read(output.read_text(), SETS["redis"])
     keep_promises(records, SETS["redis"])
     result = Run(records, "")
@@ -757,3 +763,23 @@ def test_redis(engine: str, tmp_path: Path) -> None:
     opened = [each["client"] for each in result.of("redis.client.open")]
     assert len(opened) >= int(received) + 1  # the last client connected later; redis makes some for itself
     assert len(result.of("redis.client.close")) >= int(received)
+
+
+def test_go(engine: str, tmp_path: Path) -> None:
+    server = str(go_server(tmp_path))
+    traced = f"exec env GODEBUG=gctrace=1 {server} 2>{tmp_path}/collections"
+    result = run("go", engine, "-D", f"GO={server}", "--", "sh", "-c", traced, path=tmp_path)
+    assert "SERVED 3 404\n" in result.output
+    requests = [(each["method"], each["path"]) for each in result.of("go.request.start")]
+    assert requests == [*(("GET", f"/users/{n}") for n in range(3)), ("POST", "/none")]
+    done = result.of("go.request.done")
+    assert [each["goroutine"] for each in done] == [each["goroutine"] for each in result.of("go.request.start")]
+    assert all(0 < each["elapsed"] < 60 * 10**9 for each in done)
+    (collections,) = re.findall(r"^COLLECTIONS (\d+)$", result.output, re.MULTILINE)
+    reported = re.findall(r"^gc \d+ @", (tmp_path / "collections").read_text(), re.MULTILINE)
+    assert len(result.of("go.gc.start")) == len(reported) == int(collections) >= 5
+    assert len(result.of("go.gc.done")) == len(reported)
+    started = [each["function"].get("name", "").split()[0] for each in result.of("go.goroutine.start")]
+    assert len([each for each in started if each.startswith("main.main.func")]) == 40  # go work(&group)
+    ended = {each["goroutine"] for each in result.of("go.goroutine.end")}
+    assert 0 < len(ended) <= len(started)

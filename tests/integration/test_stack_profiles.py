@@ -151,7 +151,7 @@ def test_the_examples_find_what_is_busy_and_what_waits(tmp_path: Path) -> None:
     sleeping = "import time\nfor _ in range(20): time.sleep(0.01)\n"
     for example, code, function, options in (
         ("cpu-profile", spinning, "deflate", ()),
-        ("off-cpu", sleeping, "clock_nanosleep", ("--weight", "us")),
+        ("sched/off-cpu", sleeping, "clock_nanosleep", ("--weight", "us")),
     ):
         command = [
             *DPROBES,

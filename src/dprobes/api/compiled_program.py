@@ -16,7 +16,7 @@ from dprobes.diagnostics import Diagnostics
 from dprobes.errors import FormatError
 from dprobes.rpn.compilation_passes import CompileOptions, parse_file, parse_source
 from dprobes.rpn.rpn_program import select_all, without_opcodes
-from dprobes.sets import SET_FILE
+from dprobes.sets import is_set_path
 from dprobes.target.probed_module import FileSymbols
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def parse_programs(
     files: ModuleFiles | None = None,
 ) -> ParsedSource:
     """
-    Return the contents of a source file in RPN or DProbes C, or of an instrumentation set by its ``set.toml``.
+    Return the contents of a source file in RPN or DProbes C, or of an instrumentation set or its view.
 
     A ``SourceFile`` is in DProbes C. ``module`` is the default module of probes in DProbes C; ``files`` finds the files
     of modules for them. Raise ``SourceError`` for syntax errors.
@@ -106,11 +106,15 @@ def parse_programs(
     from dprobes.source_text import SourceFile
 
     if not isinstance(source, SourceFile):
-        if source.name == SET_FILE:
-            from dprobes.sets.set_program import set_source
+        if is_set_path(source):
+            from dprobes.sets.set_program import set_source, with_probe_names
 
-            text, options = set_source(source, options, files)
-            return parse_c(text, diagnostics, options, module, files)
+            text, options, names = set_source(source, options, files)
+            parsed = parse_c(text, diagnostics, options, module, files)
+            if (templates := parsed.templates.get(_TEMPLATE_FILE)) is None:
+                return parsed
+            named = with_probe_names(templates.decode(), names).encode()
+            return parsed._replace(templates={**parsed.templates, _TEMPLATE_FILE: named})
         if source.suffix != C_SUFFIX:
             return ParsedSource((parse_file(source, diagnostics, options),), {}, None)
         from dprobes.preprocessor import read_source

@@ -203,9 +203,17 @@ def _or_examples(find: Callable[[click.Context, str], Iterable[str]]) -> Callabl
 
 
 def _or_sets(find: Callable[[click.Context, str], Iterable[str]]) -> Callable[[click.Context, str], Iterable[str]]:
-    """Return a completion function that yields the results of ``find`` and sets, or the groups of a set after ':'."""
+    """
+    Return a completion function that yields the results of ``find`` and sets.
+
+    It yields the groups of a set after ``:``, and its views after ``/``.
+    """
 
     def complete(ctx: click.Context, incomplete: str) -> Iterator[str]:
+        name, slash, _ = incomplete.rpartition("/")
+        if slash and (views := _views_of(name)):
+            yield from (f"{name}/{view}" for view in views)
+            return
         name, colon, start = incomplete.partition(":")
         if colon:
             before = start.rpartition(",")[0]
@@ -230,6 +238,17 @@ def _groups_of(name: str) -> Iterable[str]:
 
     chosen = choose_set(name)
     return () if chosen is None else load_set(chosen.path).groups
+
+
+def _views_of(name: str) -> list[str]:
+    """Return the names of the programs among the views of a set."""
+    from dprobes.sets import view_in
+    from dprobes.sets.set_library import choose_set, load_set
+
+    chosen = choose_set(name)
+    if chosen is None or view_in(chosen.path) is not None:
+        return []
+    return [each.name for each in load_set(chosen.path).views if each.file]
 
 
 def _examples(_ctx: click.Context, _incomplete: str) -> Iterable[str]:

@@ -11,7 +11,7 @@ from dprobes.cli.option_values import usage_error
 from dprobes.errors import DprobesError, SourceError
 from dprobes.resolve.local_module import ResolvedProgram, resolve_here
 from dprobes.rpn.compilation_passes import CompileOptions
-from dprobes.sets import SET_FILE
+from dprobes.sets import is_set_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -74,7 +74,7 @@ def load_program(
 
 def is_c(path: Path | str) -> bool:
     """Return whether a program is in DProbes C: a text and a set are, and a file depends on its name."""
-    return isinstance(path, str) or path.suffix == C_SUFFIX or path.name == SET_FILE
+    return isinstance(path, str) or path.suffix == C_SUFFIX or is_set_path(path)
 
 
 def source_of(path: Path | str) -> SourceFile:

@@ -106,9 +106,12 @@ class _Program(click.Path):
         if ctx is not None and ctx.params.get("text") is not None:
             return path  # with -e, this is the first word of a command
         is_file = os.path.lexists(path) and not path.is_dir()
-        if word == "-" or path.suffix in _SUFFIXES or ("/" in word and is_file):
+        if word == "-" or path.suffix in _SUFFIXES:
             return path if os.path.lexists(path) else _example(word) or path
-        from dprobes.sets.set_library import choose_set
+        from dprobes.sets.set_library import choose_set, is_view
+
+        if "/" in word and is_file and not is_view(word):
+            return path
 
         chosen, example = choose_set(word), _example(word)
         if chosen is None:

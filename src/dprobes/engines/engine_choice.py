@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dprobes.rpn.rpn_program import Program
     from dprobes.target.kernel.running_kernel import RunningKernel
 
-__all__ = ["Choice", "Selection", "choose", "note_unsupported", "refuse_unsupported", "scope_problem"]
+__all__ = ["Choice", "Selection", "choose", "note_unsupported", "obstacle", "refuse_unsupported", "scope_problem"]
 
 # Automatic choice of the engine: of the engines with all required capabilities, that with the cheapest hits, unless a
 # more expensive engine is better at a required capability (``Candidacy.better_at``).
@@ -148,6 +148,16 @@ def refuse_unsupported(
             f"'{requirement.what}' needs {requirement.capability.value}, which the {row.name} engine lacks",
             hint=hint,
         )
+
+
+def obstacle(row: EngineRow, needs: Iterable[Requirement], support: KernelSupport) -> str | None:
+    """Return the reason why an engine cannot run programs with these needs on this machine; None if it can."""
+    if support.problem is not None:
+        return f"{support.problem}; {support.remedy}" if support.remedy is not None else support.problem
+    for need in needs:
+        if need.capability not in row.capabilities and need.capability not in support.capabilities:
+            return f"'{need.what}' needs {need.capability.value}" + (f"; {need.hurdle}" if need.hurdle else "")
+    return None
 
 
 def note_unsupported(compiled: ResolvedProgram) -> None:

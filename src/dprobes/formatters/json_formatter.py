@@ -9,7 +9,8 @@ Names are the same strings in all formats, with unprintable characters escaped. 
 the function of the probepoint, or the one where a sampler or a watchpoint hit, if known. ``at_return`` exists, and is
 true, at its return. ``placed`` (a file offset) exists if the breakpoint differs from the place in the program.
 
-For data with a template, ``desc`` is its description, ``fields`` has the values by their names, and ``rest`` the other
+For data with a template, ``probe`` is the name of the probe in its instrumentation set, ``desc`` the description of the
+template, ``fields`` has the values by their names, and ``rest`` the other
 bytes in hexadecimal. Without a template, names are derived from the expressions that the handler logged. An address of
 code (``%a``, ``%k``) is ``{"address": ..., "name": ...}``, without a name if it is unknown, and ``{"end": ...}`` is the
 reason why a stack ends early. A field may be null, if the data ended before it, ``{"fault": address}``,
@@ -182,6 +183,7 @@ class JsonFormatter(_ProgramFormatter):
             else:
                 values[field.name] = _value(field, value)
         return {
+            "probe": as_unicode(template.probe) or None,
             "desc": template.desc or None,
             "fields": values,
             "rest": decoded.rest.hex() or None,

@@ -13,7 +13,7 @@ import tomllib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dprobes.diagnostics import Diagnostics, did_you_mean, either
-from dprobes.sets import SET_FILE, is_set_name
+from dprobes.sets import SET_FILE, is_set_name, is_view_name
 from dprobes.source_text import SourceFile, Span
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ __all__ = [
     "SetField",
     "SetProbe",
     "SetTest",
+    "SetView",
     "parse_set",
 ]
 
@@ -72,6 +73,9 @@ NEEDS = {
 
 MAJOR_MAX = 16383
 _MINOR_MAX = 0xFFFF
+_VIEWS_MAX = 15
+"""Maximum number of views of a set: a registered set has 16 major codes, of which its probes use the first."""
+
 _PROBE_NAME = re.compile(r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*){2}")
 _FIELD = re.compile(r"(?P<name>[A-Za-z_]\w*):(?P<kind>\w+)", re.ASCII)
 _MACRO = re.compile(r"[A-Z][A-Z0-9_]*", re.ASCII)
@@ -111,12 +115,27 @@ class SetTest(NamedTuple):
     programs: tuple[str, ...]
 
 
+class SetView(NamedTuple):
+    """
+    A view of a set: its name, the question that it answers, and a program or a query.
+
+    ``file`` is the name of a program in DProbes C, and ``major`` the major code of its records. ``sql`` is a query on a
+    trace file with the records of the set, whose tables have the names of probes. One of both is empty.
+    """
+
+    name: str
+    question: str
+    file: str
+    sql: str
+    major: int
+    span: Span
+
+
 class InstrumentationSet(NamedTuple):
     """
     A set as ``set.toml`` describes it.
 
     ``modules`` and ``places`` map names of macros to alternatives, of which the first that fits a machine is used.
-    ``views`` are names of programs of the set that print an answer instead of promised records.
     """
 
     name: str
@@ -128,7 +147,7 @@ class InstrumentationSet(NamedTuple):
     places: Mapping[str, tuple[str, ...]]
     probes: tuple[SetProbe, ...]
     tests: tuple[SetTest, ...]
-    views: tuple[str, ...]
+    views: tuple[SetView, ...]
     directory: Path
     major_span: Span
 
@@ -219,9 +238,11 @@ class _Table(NamedTuple):
     values: Mapping[str, Any]
 
 
-_TOP = {"set": dict, "modules": dict, "places": dict, "probe": list, "test": list}
-_SET_KEYS = ("name", "major", "version", "summary", "needs", "views")
+_TOP = {"set": dict, "modules": dict, "places": dict, "probe": list, "view": list, "test": list}
+_LISTS = tuple(name for name, kind in _TOP.items() if kind is list)
+_SET_KEYS = ("name", "major", "version", "summary", "needs")
 _PROBE_KEYS = ("name", "summary", "file", "minor", "group", "type", "engines", "fields")
+_VIEW_KEYS = ("name", "question", "file", "sql")
 _TEST_KEYS = ("run", "expect", "programs")
 
 
@@ -257,9 +278,10 @@ class _Reader:
         if not probes and not self._diagnostics.has_errors:
             self._diagnostics.error(None, f"'{self._source.name}' has no probe", hint="write one as [[probe]]")
         self._check_unique(probes)
+        major = self._number(head, "major", 0, MAJOR_MAX)
         return InstrumentationSet(
             name,
-            self._number(head, "major", 0, MAJOR_MAX),
+            major,
             self._number(head, "version", 1, 1 << 16),
             self._text(head, "summary"),
             self._words(head, "needs", NEEDS, optional=True),
@@ -267,7 +289,7 @@ class _Reader:
             self._macros("places"),
             tuple(probes),
             tuple(self._test(each, {probe.name for probe in probes}) for each in self._tables("test")),
-            tuple(self._view(head, each) for each in self._list(head, "views", optional=True)),
+            self._views(major),
             directory,
             self._places.of_key("set", 0, "major"),
         )
@@ -317,10 +339,36 @@ class _Reader:
         programs = tuple(self._list(table, "programs", optional=True))
         return SetTest(self._text(table, "run"), expect, programs)
 
-    def _view(self, table: _Table, name: str) -> str:
-        if _FILE.fullmatch(name) is None:
-            self._wrong(table, "views", f"expected a file of the set in DProbes C, such as 'view.dpc', found '{name}'")
-        return name
+    def _views(self, major: int) -> tuple[SetView, ...]:
+        """Return the views; the records of each have one of the major codes after that of the set."""
+        tables = self._tables("view")
+        views = [self._view(table, major + number) for number, table in enumerate(tables, 1)]
+        for number, view in enumerate(views):
+            if view.name and any(view.name == other.name for other in views[:number]):
+                message = f"there are two views '{view.name}'"
+                self._diagnostics.error(self._places.of_key("view", number, "name"), message, hint="rename one of them")
+        if len(views) > _VIEWS_MAX:
+            span = self._places.of_table("view", _VIEWS_MAX)
+            self._diagnostics.error(span, f"a set has at most {_VIEWS_MAX} views, found {len(views)}")
+        return tuple(views)
+
+    def _view(self, table: _Table, major: int) -> SetView:
+        self._check_keys(table, _VIEW_KEYS)
+        name = self._text(table, "name")
+        if name and not is_view_name(name):
+            self._wrong(table, "name", f"expected a name such as 'queries' or 'off-cpu', found '{name}'")
+        if ("file" in table.values) == ("sql" in table.values):
+            has = "both 'file' and" if "sql" in table.values else "neither 'file' nor"
+            message = f"the view '{name}' has {has} 'sql'"
+            hint = "file is a program of the set in DProbes C, sql a query on the records of its probes"
+            self._diagnostics.error(self._places.of_table(table.name, table.number), message, hint=hint)
+            return SetView(name, "", "", "", major, self._places.of_table(table.name, table.number))
+        file = self._text(table, "file") if "file" in table.values else ""
+        if file and _FILE.fullmatch(file) is None:
+            self._wrong(table, "file", f"expected a file of the set in DProbes C, such as 'view.dpc', found '{file}'")
+        sql = str(self._value(table, "sql", str, "a string") or "") if "sql" in table.values else ""
+        span = self._places.of_table(table.name, table.number)
+        return SetView(name, self._text(table, "question"), file, sql, major, span)
 
     def _macros(self, name: str) -> dict[str, tuple[str, ...]]:
         """Return the macros of ``[modules]`` or ``[places]``, with their alternatives."""
@@ -377,7 +425,7 @@ class _Reader:
         """Return a value of a type; None with an error if it is another one, or missing and not ``optional``."""
         if key not in table.values:
             if not optional:
-                header = f"[[{table.name}]]" if table.name in ("probe", "test") else f"[{table.name}]"
+                header = f"[[{table.name}]]" if table.name in _LISTS else f"[{table.name}]"
                 span = self._places.of_table(table.name, table.number)
                 self._diagnostics.error(span, f"'{header}' has no '{key}'", hint=f"add {key} = {expected}")
             return None

@@ -9,20 +9,33 @@ that is an error.
 from __future__ import annotations
 
 import os
+import re
 import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.diagnostics import Diagnostics, did_you_mean
 from dprobes.errors import DprobesError, TargetError, reason_of
-from dprobes.sets import SET_FILE, is_set_name
+from dprobes.sets import SET_FILE, is_set_name, is_view_name, view_in
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dprobes.sets.set_description import InstrumentationSet
 
-__all__ = ["ListedSet", "SetChoice", "choose_set", "listed_sets", "load_set", "registered_majors", "set_directories"]
+__all__ = [
+    "ListedSet",
+    "SetChoice",
+    "SetQuery",
+    "choose_set",
+    "is_view",
+    "listed_sets",
+    "load_set",
+    "query_of",
+    "registered_majors",
+    "set_directories",
+    "table_of",
+]
 
 _REGISTRY = "majors.toml"
 _FREE = 255
@@ -33,7 +46,11 @@ _SIZE_MAX = 1 << 20
 
 
 class SetChoice(NamedTuple):
-    """A set that a command line names: the path of its ``set.toml``, and the chosen groups, none for all."""
+    """
+    A set that a command line names: the path of its ``set.toml``, and the chosen groups, none for all.
+
+    The path of a view has the name of the view as another component.
+    """
 
     path: Path
     groups: tuple[str, ...]
@@ -92,25 +109,14 @@ def choose_set(word: str) -> SetChoice | None:
     """
     Return the set that a word of a command line means; None if it means none.
 
-    The word is the name of a set, or the path of its directory, which contains a slash. Groups may follow a colon:
-    ``sqlite``, ``sqlite:latency``, ``./my/sqlite:latency,errors``. Raise ``TargetError`` if several directories have a
-    set of this name, or the set has no such group.
+    The word is the name of a set, or the path of its directory, which contains a slash. Groups may follow a colon, or
+    the name of a view a slash: ``sqlite``, ``sqlite:latency``, ``./my/sqlite:latency,errors``, ``sqlite/queries``.
+    Raise ``TargetError`` if several directories have a set of this name, or the set has no such group or view.
     """
     name, _, groups = word.rpartition(":") if ":" in word else (word, "", "")
-    if "/" in name:
-        path = Path(name) / SET_FILE
-        if not path.is_file():
-            return None
-    else:
-        if not is_set_name(name):
-            return None
-        found = [each for parent in set_directories() for each in _sets_in(parent) if each.name == name]
-        if not found:
-            return None
-        if len(found) > 1:
-            where = " and ".join(f"'{each}'" for each in found)
-            raise TargetError(f"there are two sets '{name}': {where}", hint="name one by its path, or rename one")
-        path = found[0] / SET_FILE
+    path = _description_of(name)
+    if path is None:
+        return _choose_view(name, groups)
     chosen = tuple(filter(None, groups.replace(",", " ").split()))
     if chosen:
         known = load_set(path).groups
@@ -119,6 +125,73 @@ def choose_set(word: str) -> SetChoice | None:
                 hint = did_you_mean(group, known) or f"its groups are: {', '.join(known)}"
                 raise TargetError(f"the set '{path.parent.name}' has no group '{group}'", hint=hint)
     return SetChoice(path, chosen)
+
+
+def _description_of(name: str) -> Path | None:
+    """Return the ``set.toml`` of a set, by its name or the path of its directory; None if there is no such set."""
+    if "/" in name:
+        path = Path(name) / SET_FILE
+        return path if path.is_file() else None
+    if not is_set_name(name):
+        return None
+    found = [each for parent in set_directories() for each in _sets_in(parent) if each.name == name]
+    if len(found) > 1:
+        where = " and ".join(f"'{each}'" for each in found)
+        raise TargetError(f"there are two sets '{name}': {where}", hint="name one by its path, or rename one")
+    return found[0] / SET_FILE if found else None
+
+
+def _choose_view(word: str, groups: str) -> SetChoice | None:
+    """Return the view that a word ``SET/VIEW`` means; None if it has another form, or there is no such set."""
+    name, slash, view = word.rpartition("/")
+    path = _description_of(name) if slash and is_view_name(view) else None
+    if path is None:
+        return None
+    known = [each.name for each in load_set(path).views]
+    if view not in known:
+        there = f"its views are: {', '.join(known)}" if known else "it has none"
+        message = f"the set '{path.parent.name}' has no view '{view}', and there is no file '{word}'"
+        raise TargetError(message, hint=did_you_mean(view, known) or there)
+    if groups:
+        raise TargetError(f"a view has no groups: '{word}:{groups}'", hint=f"write '{word}'")
+    return SetChoice(path / view, ())
+
+
+def is_view(word: str) -> bool:
+    """Return whether a word of a command line names a view by the name of its set, not by its path."""
+    name, _, view = word.partition("/")
+    path = _description_of(name) if is_set_name(name) and is_view_name(view) else None
+    return path is not None and any(each.name == view for each in load_set(path).views)
+
+
+class SetQuery(NamedTuple):
+    """The query of a view in SQL, and the names of the probes whose tables it reads."""
+
+    sql: str
+    probes: tuple[str, ...]
+
+
+def table_of(probe: str) -> str:
+    """Return the name of the table with the records of a set's probe: ``sqlite_statement_step``."""
+    return probe.replace(".", "_")
+
+
+def query_of(word: str) -> SetQuery | None:
+    """
+    Return the query of the view that a word ``SET/VIEW`` means; None if the word has another form, or there is no set.
+
+    Raise ``TargetError`` if the set has no such view, or the view is a program.
+    """
+    chosen = choose_set(word) if "/" in word and not any(map(str.isspace, word)) else None
+    name = None if chosen is None else view_in(chosen.path)
+    if chosen is None or name is None:
+        return None
+    found = load_set(chosen.path.parent)
+    view = next(each for each in found.views if each.name == name)
+    if not view.sql:
+        raise TargetError(f"'{word}' is a program, not a query", hint=f"use 'dprobes run {word}'")
+    words = set(re.findall(r"\w+", view.sql))
+    return SetQuery(view.sql, tuple(probe.name for probe in found.probes if table_of(probe.name) in words))
 
 
 def load_set(path: Path) -> InstrumentationSet:
@@ -192,7 +265,7 @@ def _check_files(found: InstrumentationSet) -> None:
     for probe in found.probes:
         if not (found.directory / probe.file).is_file():
             diagnostics.error(probe.span, f"'{found.directory}' has no file '{probe.file}'")
-    for name in found.views:
-        if not (found.directory / name).is_file():
-            diagnostics.error(found.major_span, f"'{found.directory}' has no view '{name}'")
+    for view in found.views:
+        if view.file and not (found.directory / view.file).is_file():
+            diagnostics.error(view.span, f"'{found.directory}' has no file '{view.file}'")
     diagnostics.raise_if_errors()

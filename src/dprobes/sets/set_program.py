@@ -7,13 +7,14 @@ of several alternatives the first that fits is used. The user's own macros (``-D
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.diagnostics import Diagnostics, Severity
-from dprobes.errors import DprobesError, SourceError
+from dprobes.errors import DprobesError, SourceError, TargetError
 from dprobes.formatters.templates.data_extraction import FieldKind, fields_of
-from dprobes.sets import SET_FILE
+from dprobes.sets import SET_FILE, view_in
 from dprobes.sets.set_library import load_set
 from dprobes.source_text import SourceFile
 
@@ -27,7 +28,15 @@ if TYPE_CHECKING:
     from dprobes.rpn.rpn_program import Program
     from dprobes.sets.set_description import InstrumentationSet
 
-__all__ = ["PlaceFit", "broken_promises", "fits_of_modules", "fits_of_places", "set_source"]
+__all__ = [
+    "PlaceFit",
+    "SetSource",
+    "broken_promises",
+    "fits_of_modules",
+    "fits_of_places",
+    "set_source",
+    "with_probe_names",
+]
 
 _KERNEL = "kernel"
 _WORD_SIZE = 8
@@ -41,15 +50,28 @@ class PlaceFit(NamedTuple):
     problem: str | None
 
 
-def set_source(
-    path: Path, options: CompileOptions, files: ModuleFiles | None = None
-) -> tuple[SourceFile, CompileOptions]:
+class SetSource(NamedTuple):
+    """The program of a set or a view, the options for its compilation, and the names of probes by minor codes."""
+
+    source: SourceFile
+    options: CompileOptions
+    names: Mapping[int, str]
+
+
+def set_source(path: Path, options: CompileOptions, files: ModuleFiles | None = None) -> SetSource:
     """
-    Return the program of the set with this ``set.toml``, and the options for its compilation.
+    Return the program of a set by its ``set.toml``, or of a view by the path ``set.toml/VIEW``.
 
     ``files`` finds the modules; None means those of this machine. Raise ``DprobesError`` if the set cannot be used.
     """
-    found = load_set(path)
+    name = view_in(path)
+    found = load_set(path if name is None else path.parent)
+    view = None if name is None else next((each for each in found.views if each.name == name), None)
+    if name is not None and view is None:
+        raise TargetError(f"the set '{found.name}' has no view '{name}'")
+    if view is not None and not view.file:
+        hint = f"record with 'dprobes run {found.name} -o FILE.dpt', then 'dprobes sql FILE.dpt {found.name}/{name}'"
+        raise TargetError(f"'{found.name}/{name}' is a query in SQL, which needs a trace file", hint=hint)
     given = {name for name, _ in options.defines}
     modules = _module_macros(found, files)
     defines = [*options.defines, *((name, text) for name, text in modules if name not in given)]
@@ -58,15 +80,28 @@ def set_source(
         if macro not in given:
             place = places[0] if len(places) == 1 else _first_fitting(found, macro, options, files)
             options = replace(options, defines=(*options.defines, (macro, place)))
-    text = "".join(f'#include "{found.directory / name}"\n' for name in found.files)
-    return SourceFile(str(found.directory / SET_FILE), _header(found, options) + text), options
+    major, included = (found.major, found.files) if view is None else (view.major, (view.file,))
+    text = "".join(f'#include "{found.directory / each}"\n' for each in included)
+    names = {probe.minor: probe.name for probe in found.probes} if view is None else {}
+    source = SourceFile(str(found.directory / SET_FILE), _header(found, options, major) + text)
+    return SetSource(source, options, names)
 
 
-def _header(found: InstrumentationSet, options: CompileOptions) -> str:
+def with_probe_names(templates: str, names: Mapping[int, str]) -> str:
+    """Return the text of a template file with the names of probes by the minor codes of their templates."""
+
+    def named(match: re.Match[str]) -> str:
+        name = names.get(int(match[1]))
+        return match[0] if name is None else f'{match[0]}\nprobe = "{name}"'
+
+    return re.sub(r"^minor = (\d+)$", named, templates, flags=re.MULTILINE)
+
+
+def _header(found: InstrumentationSet, options: CompileOptions, major: int) -> str:
     """Return the statement with the major code, and with the first module of the set as that of its program."""
     first = next(iter(found.modules), None)
     module = _KERNEL if first is None else dict(options.defines)[first]
-    return f"module {module}, major {found.major};\n"
+    return f"module {module}, major {major};\n"
 
 
 def _module_macros(found: InstrumentationSet, files: ModuleFiles | None) -> list[tuple[str, str]]:
@@ -112,7 +147,7 @@ def _problem(found: InstrumentationSet, place: str, options: CompileOptions, fil
     from dprobes.resolve.local_module import resolve_here
 
     diagnostics = Diagnostics()
-    source = SourceFile(f"{found.name}", f"{_header(found, options)}{place} {{ }}\n")
+    source = SourceFile(f"{found.name}", f"{_header(found, options, found.major)}{place} {{ }}\n")
     try:
         for program in compile_source(source, diagnostics, options, files=files).programs:
             pid, command = (None, None) if files is None else (files.pid, files.command)

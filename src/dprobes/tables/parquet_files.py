@@ -216,6 +216,7 @@ class _Writers:
             "major": piece.partition.major,
             "minor": piece.partition.minor,
             "desc": piece.desc,
+            "probe": piece.probe,
             "time_zone": TIME_ZONE,
         }
         path = place / f".part-{self._stamp}-{number}.parquet.tmp"

@@ -119,6 +119,8 @@ class _Group:
     partition: Partition
     files: list[Path] = field(default_factory=list)
     schema: str = ""
+    alias: str = ""
+    """The name of its probe in an instrumentation set, with ``_`` for each dot; empty: it has none."""
 
     @property
     def view(self) -> str:
@@ -240,6 +242,7 @@ class Database:
                 schemas[program] = unique_name(program or "none", taken, fold=str.lower)
                 self.connection.execute(f"create schema {_quoted(schemas[program])}")
             group.schema = schemas[program]
+            group.alias = str(description_of(group.files[-1]).get("probe", "")).replace(".", "_").lower()
             try:
                 self.connection.execute(f"create view {group.name} as {_reading(group)}")
             except duckdb.Error as error:
@@ -259,9 +262,15 @@ class Database:
         by_view: dict[str, list[_Group]] = {}
         for group in self._groups:
             by_view.setdefault(group.view, []).append(group)
+        taken = {"records", *by_view}
+        for group in self._groups:
+            if group.alias in taken:
+                group.alias = ""  # a file may contain any name
+            if group.alias:
+                by_view.setdefault(group.alias, []).append(group)
         for view, groups in by_view.items():
             union = " union all by name ".join(f"from {group.name}" for group in groups)
-            self.connection.execute(f"create view {view} as {union}")
+            self.connection.execute(f"create view {_quoted(view)} as {union}")
 
     # Contents
 
@@ -277,7 +286,7 @@ class Database:
             own = {k: v for k, v in self._columns(group.name).items() if k not in HEADER_COLUMNS}
             listed.append(
                 TableInfo(
-                    group.name if shared else group.view,
+                    group.alias or (group.name if shared else group.view),
                     group.partition.program,
                     str(desc),
                     count,
@@ -288,7 +297,8 @@ class Database:
 
     def names(self) -> list[str]:
         """Return the names of all views that queries can read."""
-        return ["records", *dict.fromkeys(group.view for group in self._groups), *(g.name for g in self._groups)]
+        common = [name for group in self._groups for name in (group.alias, group.view) if name]
+        return ["records", *dict.fromkeys(common), *(group.name for group in self._groups)]
 
     def _columns(self, name: str) -> dict[str, str]:
         described: list[tuple[Any, ...]] = self.connection.execute(f"describe {name}").fetchall()

@@ -48,11 +48,12 @@ _NO_ITEMS = int(Item.WIDE).to_bytes(4, "little")
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Rows of a table; ``desc`` is the description in its template."""
+    """Rows of a table; ``desc`` is the description in its template, ``probe`` the name of the probe in its set."""
 
     partition: Partition
     rows: pa.Table
     desc: str
+    probe: str = ""
 
 
 def pieces_of(
@@ -258,4 +259,5 @@ class _Program:
         for key, parts in tables.items():
             template = self._template(key)
             rows = parts[0] if len(parts) == 1 else pa.concat_tables(parts)
-            yield Piece(Partition(self.name, *key), rows, "" if template is None else template.desc)
+            desc, probe = ("", "") if template is None else (template.desc, template.probe)
+            yield Piece(Partition(self.name, *key), rows, desc, probe)

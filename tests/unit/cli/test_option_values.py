@@ -29,15 +29,15 @@ def test_each_example_says_what_it_shows() -> None:
 
 def test_an_example_is_found_by_its_name() -> None:
     assert find_example("malloc") == find_example("malloc.rpn") == EXAMPLES / "malloc.rpn"
-    assert find_example("leaks") == find_example("leaks.dpc") == EXAMPLES / "leaks.dpc"
-    assert find_example("examples/leaks.dpc") == EXAMPLES / "leaks.dpc"  # as the documentation writes it
-    assert find_example("leaks.rpn") is None
+    assert find_example("signals") == find_example("signals.dpc") == EXAMPLES / "signals.dpc"
+    assert find_example("examples/signals.dpc") == EXAMPLES / "signals.dpc"  # as the documentation writes it
+    assert find_example("signals.rpn") is None
     assert find_example("no-such-example") is None
     assert find_example("../examples/malloc") is None
     assert example_templates(EXAMPLES / "strings.rpn") == EXAMPLES / "templates"
     assert example_templates(EXAMPLES / "malloc.rpn") is None  # it has no template, and needs none
     assert example_templates(Path("malloc.rpn")) is None
-    assert example_templates(EXAMPLES / "leaks.dpc") is None  # what it prints is in the program
+    assert example_templates(EXAMPLES / "signals.dpc") is None  # what it prints is in the program
 
 
 def test_a_wheel_installs_them_below_the_prefix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +74,7 @@ def test_the_word_behind_a_text_is_the_command_as_it_was_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    said = {"./no-such-command": "'./no-such-command' does not exist", "leaks": "command 'leaks' is not found"}
+    said = {"./no-such-command": "'./no-such-command' does not exist", "signals": "command 'signals' is not found"}
     for word, message in said.items():  # not without its directory, and not the example of the name
         assert run(["run", "-e", "libc.so.6:abs { @ = count() }", "--engine", "ptrace", "--", word]) == 1
         assert f"error: {message}\n" in capsys.readouterr().err

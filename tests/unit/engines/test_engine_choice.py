@@ -11,8 +11,9 @@ from dprobes.engines.ebpf import ebpf_engine as ebpf
 from dprobes.engines.ebpf.attach.code_mappers import Mapper
 from dprobes.engines.engine_capabilities import Capability, Requirement
 from dprobes.engines.engine_choice import Choice, Selection, choose
+from dprobes.engines.engine_choice import obstacle as obstacle_to
 from dprobes.engines.engine_interface import EngineOptions, Job, Scope
-from dprobes.engines.engine_registry import EngineRow, KernelSupport
+from dprobes.engines.engine_registry import EngineRow, KernelSupport, engine_row
 from dprobes.resolve.local_module import ResolvedProgram, resolve_here
 from dprobes.rpn.compilation_passes import CompileOptions, parse_source
 from dprobes.source_text import SourceFile
@@ -52,6 +53,20 @@ def test_other_scopes_than_a_tree_are_for_the_kernel(scope: Scope) -> None:
 def test_what_only_ptrace_can_is_named() -> None:
     reason = "'push r, ds' needs the segment registers other than cs and ss, which the ebpf engine lacks"
     assert choose(TREE, [need(Capability.SEGMENT_REGISTER)], never_asked) == Choice("ptrace", reason)
+
+
+def test_an_obstacle_on_this_machine_is_named() -> None:
+    row = engine_row("ebpf")
+    assert obstacle_to(row, [need(Capability.GLOB)], works()) is None
+    module = Requirement(Capability.KERNEL_MODULE, "modtype = kernel", None, "this kernel has no kprobes")
+    assert obstacle_to(row, [module], works(Capability.KERNEL_MODULE)) is None
+    assert obstacle_to(row, [module], works()) == (
+        "'modtype = kernel' needs probes in the kernel or a kernel module; this kernel has no kprobes"
+    )
+    assert obstacle_to(row, [need(Capability.SEGMENT_REGISTER)], works()) == (
+        "'push r, ds' needs the segment registers other than cs and ss"
+    )
+    assert obstacle_to(row, [], KernelSupport("it is closed", "open it")) == "it is closed; open it"
 
 
 def test_what_some_kernels_allow_is_asked_for() -> None:

@@ -175,6 +175,7 @@ TEMPLATES = source(
     templates_lst="1 t.fmt",
     t_fmt="""major = 1
         minor = 2 /* */
+        probe = "sample.call.begin"
         desc = "a call"
         fmt = "n=%wd c=%bc chars=%*c"
         fmt = "name=%*s, words %*nu, hole=%*bx gone=%d to=%a"
@@ -221,6 +222,7 @@ def test_the_papers_text_without_a_template_is_hexadecimal() -> None:
 def test_json_has_the_fields_of_a_template() -> None:
     line = json.loads(formatter("json", wall_offset=0, source=TEMPLATES)(CALL, PLACE))
     assert "items" not in line
+    assert line["probe"] == "sample.call.begin"
     assert line["desc"] == "a call"
     assert line["fields"] == {
         "n": -2,

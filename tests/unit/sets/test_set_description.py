@@ -64,6 +64,64 @@ def test_a_description_is_read() -> None:
     assert found.tests[0].expect == {"sample.file.open": 1}
 
 
+VIEW = """
+[[view]]
+name = "sizes"
+question = "which sizes are there?"
+file = "sizes.dpc"
+"""
+
+
+def test_views_are_read_and_have_the_codes_after_that_of_the_set() -> None:
+    second = VIEW.replace("sizes", "largest").replace('file = "largest.dpc"', 'sql = """\nselect 1\nfrom records"""')
+    first, other = parse_set(WHERE, GOOD + VIEW + second).views
+    assert first[:5] == ("sizes", "which sizes are there?", "sizes.dpc", "", 201)
+    assert other[:5] == ("largest", "which largest are there?", "", "select 1\nfrom records", 202)
+    assert other.span.line == 34
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "message", "hint"),
+    [
+        ('"sizes"', '"Sizes"', 30, "expected a name such as 'queries' or 'off-cpu', found 'Sizes'", None),
+        (
+            '"sizes.dpc"',
+            '"../x.dpc"',
+            32,
+            "expected a file of the set in DProbes C, such as 'view.dpc', found '../x.dpc'",
+            None,
+        ),
+        (
+            'file = "sizes.dpc"\n',
+            "",
+            29,
+            "the view 'sizes' has neither 'file' nor 'sql'",
+            "file is a program of the set in DProbes C, sql a query on the records of its probes",
+        ),
+        (
+            'file = "sizes.dpc"\n',
+            'file = "sizes.dpc"\nsql = "select 1"\n',
+            29,
+            "the view 'sizes' has both 'file' and 'sql'",
+            "file is a program of the set in DProbes C, sql a query on the records of its probes",
+        ),
+        ('question = "which sizes are there?"\n', "", 29, "'[[view]]' has no 'question'", "add question = a string"),
+        (VIEW, VIEW * 2, 35, "there are two views 'sizes'", "rename one of them"),
+        (
+            VIEW,
+            "".join(VIEW.replace("sizes", f"sizes{n}") for n in range(16)),
+            104,
+            "a set has at most 15 views, found 16",
+            None,
+        ),
+    ],
+)
+def test_mistakes_in_views(old: str, new: str, line: int, message: str, hint: str | None) -> None:
+    said = problems(GOOD + VIEW.replace(old, new)).splitlines()
+    assert said[0] == f"/sets/sample/set.toml:{line}:1: error: {message}"
+    assert said[3:] == ([] if hint is None else [f"hint: {hint}"])
+
+
 def test_an_error_has_its_line_what_was_expected_and_what_was_found() -> None:
     text = GOOD.replace('group = "io"', 'group = "files"')
     assert problems(text) == (

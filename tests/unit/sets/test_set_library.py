@@ -9,8 +9,16 @@ from pathlib import Path
 import pytest
 
 from dprobes.errors import DprobesError, SourceError, TargetError
-from dprobes.sets import set_library
-from dprobes.sets.set_library import choose_set, listed_sets, load_set, registered_majors, set_directories
+from dprobes.sets import is_set_path, set_library, view_in
+from dprobes.sets.set_library import (
+    choose_set,
+    is_view,
+    listed_sets,
+    load_set,
+    query_of,
+    registered_majors,
+    set_directories,
+)
 from unit.sets.test_set_description import GOOD
 
 OWN = Path(set_library.__file__).parent
@@ -71,6 +79,76 @@ def test_a_word_names_a_set_and_groups(home: Path) -> None:
     assert choose_set("nothing:io") is None
     assert choose_set("./nothing") is None
     assert choose_set("libc.so.6:malloc") is None
+
+
+VIEWS = """
+[[view]]
+name = "sizes"
+question = "which sizes are there?"
+file = "files.dpc"
+
+[[view]]
+name = "largest"
+question = "which are the largest?"
+sql = "select max(flags) from sample_file_open"
+"""
+
+
+def test_a_word_names_a_view(home: Path) -> None:
+    directory = write(home, text=GOOD + VIEWS)
+    path = directory / "set.toml" / "sizes"
+    assert choose_set("sample/sizes") == choose_set("sample/sizes:") == (path, ())
+    assert choose_set(f"{directory}/sizes") == (path, ())
+    assert (is_set_path(path), view_in(path), view_in(directory / "set.toml")) == (True, "sizes", None)
+    assert choose_set("other/sizes") is None
+    assert [is_view(word) for word in ("sample/sizes", "sample/other", f"{directory}/sizes", "sample")] == [
+        True,
+        False,
+        False,
+        False,
+    ]
+    assert query_of("sample/largest") == ("select max(flags) from sample_file_open", ("sample.file.open",))
+    assert query_of("select 1/sizes") is None
+    assert query_of("other/largest") is None
+
+
+@pytest.mark.parametrize(
+    ("word", "message", "hint"),
+    [
+        (
+            "sample/size",
+            "the set 'sample' has no view 'size', and there is no file 'sample/size'",
+            "did you mean 'sizes'?",
+        ),
+        (
+            "sample/x",
+            "the set 'sample' has no view 'x', and there is no file 'sample/x'",
+            "its views are: sizes, largest",
+        ),
+        ("sample/sizes:io", "a view has no groups: 'sample/sizes:io'", "write 'sample/sizes'"),
+    ],
+)
+def test_wrong_words_for_views(home: Path, word: str, message: str, hint: str) -> None:
+    write(home, text=GOOD + VIEWS)
+    with pytest.raises(TargetError) as raised:
+        choose_set(word)
+    assert (raised.value.message, raised.value.hint) == (message, hint)
+
+
+def test_a_program_is_no_query(home: Path) -> None:
+    write(home, text=GOOD + VIEWS)
+    with pytest.raises(TargetError) as raised:
+        query_of("sample/sizes")
+    assert (raised.value.message, raised.value.hint) == (
+        "'sample/sizes' is a program, not a query",
+        "use 'dprobes run sample/sizes'",
+    )
+
+
+def test_a_missing_file_of_a_view(home: Path) -> None:
+    directory = write(home, text=GOOD + VIEWS.replace("files.dpc", "sizes.dpc"))
+    with pytest.raises(SourceError, match=f"'{directory}' has no file 'sizes.dpc'"):
+        load_set(directory / "set.toml")
 
 
 def test_an_unknown_group(home: Path) -> None:

@@ -8,10 +8,18 @@ import pytest
 
 from dprobes.api.compiled_program import load_program
 from dprobes.diagnostics import Diagnostics
+from dprobes.errors import TargetError
 from dprobes.formatters.templates.template_collection import templates_of
 from dprobes.rpn.compilation_passes import CompileOptions
 from dprobes.sets.set_library import load_set
-from dprobes.sets.set_program import PlaceFit, broken_promises, fits_of_modules, fits_of_places, set_source
+from dprobes.sets.set_program import (
+    PlaceFit,
+    broken_promises,
+    fits_of_modules,
+    fits_of_places,
+    set_source,
+    with_probe_names,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,17 +67,60 @@ def promises(path: Path) -> str:
 
 def test_the_first_module_and_place_that_fit_are_used(tmp_path: Path) -> None:
     path = made(tmp_path)
-    source, options = set_source(path, CompileOptions(defines=(("OTHER", "1"),)))
+    source, options, names = set_source(path, CompileOptions(defines=(("OTHER", "1"),)))
     assert source.text == f'module "libc.so.6", major 200;\n#include "{path.parent}/heap.dpc"\n'
     assert options.defines == (("OTHER", "1"), ("LIBC", '"libc.so.6"'), ("ALLOCATION", "LIBC:malloc(unsigned size)"))
     (program,) = load_program(path, CompileOptions()).programs
     (definition,) = program.definitions
     assert (program.name, program.major, definition.minor) == ("libc.so.6", 200, 3)
+    assert names == {3: "heap.block.allocate"}
+
+
+def test_templates_have_the_names_of_probes(tmp_path: Path) -> None:
+    loaded = load_program(made(tmp_path), CompileOptions())
+    template = templates_of(loaded.templates).find(200, 3)
+    assert template is not None
+    assert template.probe == "heap.block.allocate"
+    assert with_probe_names('minor = 3\nfmt = "minor = 4"\n\nminor = 4\nfmt = "x"\n', {4: "a.b.c"}) == (
+        'minor = 3\nfmt = "minor = 4"\n\nminor = 4\nprobe = "a.b.c"\nfmt = "x"\n'
+    )
+
+
+VIEWS = """
+[[view]]
+name = "sizes"
+question = "which sizes are there?"
+file = "sizes.dpc"
+
+[[view]]
+name = "largest"
+question = "which are the largest blocks?"
+sql = "select max(size) from heap_block_allocate"
+"""
+
+
+def test_a_view_has_the_macros_of_its_set_and_the_next_major_code(tmp_path: Path) -> None:
+    path = made(tmp_path, text=TEXT + VIEWS)
+    (path.parent / "sizes.dpc").write_text('ALLOCATION { printf("%u", size); @ = count() }\n')
+    (path.parent / "sizes.dpc").chmod(0o644)
+    source, _, names = set_source(path / "sizes", CompileOptions())
+    assert source.text == f'module "libc.so.6", major 201;\n#include "{path.parent}/sizes.dpc"\n'
+    assert names == {}
+    loaded = load_program(path / "sizes", CompileOptions())
+    assert [program.major for program in loaded.programs] == [201]
+    template = templates_of(loaded.templates).find(201, loaded.program.definitions[0].minor)
+    assert template is not None
+    assert template.probe == ""
+    with pytest.raises(TargetError, match=r"^'heap/largest' is a query in SQL, which needs a trace file$") as raised:
+        set_source(path / "largest", CompileOptions())
+    assert raised.value.hint == ("record with 'dprobes run heap -o FILE.dpt', then 'dprobes sql FILE.dpt heap/largest'")
+    with pytest.raises(TargetError, match=r"^the set 'heap' has no view 'other'$"):
+        set_source(path / "other", CompileOptions())
 
 
 def test_macros_of_the_user_take_precedence(tmp_path: Path) -> None:
     given = (("LIBC", "/lib/mine.so"), ("ALLOCATION", "LIBC:calloc"))
-    source, options = set_source(made(tmp_path), CompileOptions(defines=given))
+    source, options, _ = set_source(made(tmp_path), CompileOptions(defines=given))
     assert options.defines == given
     assert source.text.startswith("module /lib/mine.so, major 200;\n")
 

@@ -348,7 +348,7 @@ def _check_table(instruction: EncodedInstruction, image: CodeImage) -> None:
     if table is not None and table.has_user_stack and row.operator == "push":
         raise NotSupportedError(
             f"'push' cannot look at table '{table.name}': its call stacks are followed outside of the kernel",
-            hint="use --engine ptrace, or addresses of callers as keys, as 'dprobes examples leaks' shows",
+            hint="use --engine ptrace, or addresses of callers as keys, as 'dprobes sets libc.malloc/leaks' shows",
         ).of_instruction(instruction.offset)
 
 

@@ -102,12 +102,14 @@ class SummaryOptions(NamedTuple):
 
     The last column is titled with the ``engine``, and shows its work at each probepoint in one word. Of more than
     ``rows`` rows those with the most hits are printed. With ``explain`` the summary has all rows with hits, all columns
-    and the engine's own terms, and a legend.
+    and the engine's own terms, and a legend. ``names`` maps minor codes to the names of probes, which are printed
+    instead of codes.
     """
 
     engine: str
     rows: int | None = None
     explain: bool = False
+    names: Mapping[int, str] = {}
 
 
 def summary(
@@ -131,7 +133,10 @@ def summary(
     used = [pair for pair in zip(probes, counts, strict=True) if pair[0].path not in unused]
     missing = set(range(len(program.definitions))) - {probe.number for probe in probes}
     lines = _lines(used, missing, with_paths=len(paths) > 1)
-    codes = [f"{program.major},{definition.minor}" for definition in program.definitions]
+    codes = [
+        options.names.get(definition.minor) or f"{program.major},{definition.minor}"
+        for definition in program.definitions
+    ]
     shown = _cut(lines, rows or (len(lines) if explain else _ROWS))
     header: tuple[str, ...] = (*_COLUMNS, f"{options.engine} engine")
     cells: list[tuple[str, ...]] = [

@@ -15,6 +15,7 @@ from dprobes.cli.output.run_summary import place_of
 from dprobes.escapes import escaped
 from dprobes.formatters.address_names import AddressSymboliser
 from dprobes.formatters.field_values import FieldValues
+from dprobes.formatters.templates.template_collection import probe_names
 from dprobes.record.log_record import decode_record
 
 if TYPE_CHECKING:
@@ -107,11 +108,13 @@ class TopView:
         }
         now = time.monotonic()
         counts = session.counts()
+        names = {} if self._source is None else probe_names(self._source)
         hits: Counter[tuple[str, str]] = Counter()
         found: dict[tuple[str, str], list[int]] = {}
         strings: dict[tuple[str, str], str] = {}
         for probe, count in zip(session.probes, counts, strict=False):
-            key = (f"{program.major},{probe.definition.minor}", place_of(probe))
+            minor = probe.definition.minor
+            key = (names.get(minor) or f"{program.major},{minor}", place_of(probe))
             hits[key] += count.hits
             totals = found.setdefault(key, [0, 0])
             totals[0] += count.records

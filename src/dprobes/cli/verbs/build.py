@@ -30,7 +30,7 @@ from dprobes.diagnostics import Diagnostics, Severity
 from dprobes.errors import TargetError
 from dprobes.resolve.probepoints import Space, space_of
 from dprobes.rpn.rpn_program import ModuleType
-from dprobes.sets import SET_FILE
+from dprobes.sets import is_set_path, view_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -169,10 +169,18 @@ def _output(file: Path | None, output: Path | None) -> Path:
         raise click.UsageError(f"a program {where} needs a name for what is built: -o OUT")
     if output is None:
         assert file is not None
-        output = Path((file.absolute().parent.name if file.name == SET_FILE else file.stem) + SUFFIX)
+        output = Path(_stem(file) + SUFFIX)
     if file is not None and output.exists() and file.exists() and output.samefile(file):
         raise click.UsageError(f"'{output}' is the program itself; name another file with -o")
     return output
+
+
+def _stem(file: Path) -> str:
+    """Return the name of a compiled program without its suffix: that of the source, the set, or the set and view."""
+    if not is_set_path(file):
+        return file.stem
+    view = view_in(file)
+    return file.absolute().parent.name if view is None else f"{file.absolute().parent.parent.name}.{view}"
 
 
 def _dump(

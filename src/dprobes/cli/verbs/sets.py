@@ -7,18 +7,24 @@ from typing import TYPE_CHECKING
 import click
 
 from dprobes.cli import console
-from dprobes.cli.console import Progress, print_line, print_table
+from dprobes.cli.console import Progress, print_line, print_lines, print_table
 from dprobes.cli.resolved_program import check_promises, compile_programs, files_of
 from dprobes.diagnostics import Diagnostics, Severity, did_you_mean
-from dprobes.engines.engine_choice import note_unsupported
+from dprobes.engines.engine_capabilities import requirements
+from dprobes.engines.engine_choice import note_unsupported, obstacle
+from dprobes.engines.engine_interface import EngineOptions
+from dprobes.engines.engine_registry import engine_row
 from dprobes.errors import DprobesError, SourceError
 from dprobes.rpn.compilation_passes import CompileOptions
+from dprobes.sets import view_in
 from dprobes.sets.set_library import choose_set, listed_sets, load_set, set_directories
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
-    from dprobes.sets.set_description import InstrumentationSet
+    from dprobes.resolve.local_module import ResolvedProgram
+    from dprobes.sets.set_description import InstrumentationSet, SetView
 
 __all__ = ["sets_command"]
 
@@ -26,14 +32,15 @@ _CHECK = "check"
 
 
 @click.command("sets")
-@click.argument("words", nargs=-1, metavar="[[check] NAME]")
+@click.argument("words", nargs=-1, metavar="[[check] NAME[/VIEW]]")
 def sets_command(words: tuple[str, ...]) -> int:
     """
-    List the instrumentation sets, or the probes of the set NAME with their groups and fields.
+    List the instrumentation sets, or the probes and views of the set NAME, or print the view NAME/VIEW.
 
-    'dprobes run NAME' runs all probes of a set, 'dprobes run NAME:GROUP' those of a group. NAME is the name of a set,
-    or the path of its directory, with a slash. 'dprobes sets check NAME' prints which modules and places of the set
-    this machine has; the exit status is 1 if the set cannot be used here.
+    'dprobes run NAME' runs all probes of a set, 'dprobes run NAME:GROUP' those of a group. 'dprobes run NAME/VIEW' runs
+    a view, a program that answers one question; a view in SQL is for 'dprobes sql FILE NAME/VIEW'. NAME is the name of
+    a set, or the path of its directory, with a slash. 'dprobes sets check NAME' prints which modules and places of the
+    set this machine has, and which engines can run it; the exit status is 1 if the set cannot be used here.
     """
     if len(words) > 2 or (len(words) == 2 and words[0] != _CHECK):
         raise click.UsageError(f"unexpected argument '{words[-1]}': expected 'dprobes sets [[check] NAME]'")
@@ -45,6 +52,10 @@ def sets_command(words: tuple[str, ...]) -> int:
     if chosen is None:
         hint = did_you_mean(words[-1], [each.name for each in listed_sets()])
         raise click.UsageError(f"there is no set '{words[-1]}'" + (f"; {hint}" if hint else ""))
+    if (name := view_in(chosen.path)) is not None:
+        if len(words) == 2:
+            raise click.UsageError(f"'{words[-1]}' is a view: 'dprobes check {words[-1]}' checks it")
+        return _show(load_set(chosen.path.parent), name)
     return _fit(chosen.path) if len(words) == 2 else _describe(load_set(chosen.path))
 
 
@@ -83,9 +94,28 @@ def _describe(found: InstrumentationSet) -> int:
         for probe in found.probes
     ]
     print_table(("probe", "code", "group", "type", "engines", "fields", "meaning"), rows)
-    for view in found.views:
-        print_line(f"view: dprobes run {view.rpartition('.')[0]}")
+    if found.views:
+        print_line()
+        print_table(("view", "question"), [(_command_of(found, each), each.question) for each in found.views])
     return 0
+
+
+def _show(found: InstrumentationSet, name: str) -> int:
+    """Print a view: its question, the command that runs it, and its program or query."""
+    view = next(each for each in found.views if each.name == name)
+    print_line(f"{view.question}    {_command_of(found, view)}")
+    print_line()
+    text = view.sql
+    if view.file:
+        from dprobes.preprocessor import read_source
+
+        text = read_source(found.directory / view.file).text
+    print_lines(text.strip("\n").splitlines())
+    return 0
+
+
+def _command_of(found: InstrumentationSet, view: SetView) -> str:
+    return f"dprobes run {found.name}/{view.name}" if view.file else f"dprobes sql FILE {found.name}/{view.name}"
 
 
 def _fit(path: Path) -> int:
@@ -117,5 +147,21 @@ def _fit(path: Path) -> int:
         note_unsupported(program)
     if said := programs[0].render(*Severity):
         console.write(said)
+    obstacles = _obstacles(found, programs)
+    print_table(
+        ("engine", "works", "reason"),
+        [(name, "yes" if reason is None else "no", reason or "") for name, reason in obstacles.items()],
+    )
+    if None not in obstacles.values():
+        print_line(f"the set '{found.name}' cannot be used here: no engine works")
+        return 1
     print_line(f"the set '{found.name}' has no errors here: {len(found.probes)} probes")
     return 0
+
+
+def _obstacles(found: InstrumentationSet, programs: Sequence[ResolvedProgram]) -> dict[str, str | None]:
+    """Return the engines of a set, each with the reason why it cannot run all programs here, or None if it can."""
+    needs = [need for each in programs for need in requirements(each.program, each.architecture)]
+    knowledge = EngineOptions().knowledge
+    rows = [engine_row(name) for name in dict.fromkeys(name for probe in found.probes for name in probe.engines)]
+    return {row.name: obstacle(row, needs, row.support(knowledge)) for row in rows}

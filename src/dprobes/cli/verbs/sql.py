@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     import duckdb
 
+    from dprobes.sets.set_library import SetQuery
     from dprobes.tables.sql_database import Database, TableInfo
 
 __all__ = ["sql_command"]
@@ -43,7 +44,10 @@ def sql_command(words: tuple[str, ...], lists: bool, as_csv: bool, as_json: bool
 
     FILE is a trace file, a directory of the log target parquet:DIR, or a Parquet file in such a directory; the default
     is the manager's trace file. The table 'records' has the columns that all records have. The table 'm1_2' has the
-    records of major code 1 and minor code 2, with the fields of their template. --list prints all tables.
+    records of major code 1 and minor code 2, with the fields of their template. The records of an instrumentation set
+    are also in tables with the names of its probes, such as 'sqlite_statement_step'. --list prints all tables.
+
+    The query may be a view of a set: 'dprobes sql FILE SET/VIEW'.
 
     A query can read only these files, and cannot write.
     """
@@ -52,7 +56,10 @@ def sql_command(words: tuple[str, ...], lists: bool, as_csv: bool, as_json: bool
     names, query = (words, "") if lists else (words[:-1], words[-1] if words else "")
     if not lists and not query.strip():
         raise click.UsageError("there is no query: dprobes sql FILE 'select * from records'")
-    if not lists and Path(query).exists():
+    view = None if lists else _query_of_view(query)
+    if view is not None:
+        query = view.sql
+    elif not lists and Path(query).exists():
         raise click.UsageError(f"the query comes last, but '{query}' is a file; --list prints its tables")
     from dprobes.tables.sql_database import Database
 
@@ -65,7 +72,20 @@ def sql_command(words: tuple[str, ...], lists: bool, as_csv: bool, as_json: bool
         if lists:
             _print_list(database.tables(), as_json=as_json)
             return 0
+        there = database.names()
+        for probe in () if view is None else view.probes:
+            from dprobes.sets.set_library import table_of
+
+            if table_of(probe) not in there:
+                console.note(f"there is no record of '{probe}'", "its set was not recorded, or had no such event")
+                return 0
         return _interruptible(database, lambda: _answer(database, query, as_csv=as_csv, as_json=as_json))
+
+
+def _query_of_view(word: str) -> SetQuery | None:
+    from dprobes.sets.set_library import query_of
+
+    return query_of(word) if "/" in word else None
 
 
 def _warn_of_loss(program: str, count: int) -> None:

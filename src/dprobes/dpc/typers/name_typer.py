@@ -410,7 +410,9 @@ _COUNTS = {
 }  # fmt: skip
 """The accepted numbers of arguments of each call."""
 
-_STACK_HINT = "keep the addresses of callers to subtract from where something began: 'dprobes examples leaks' shows how"
+_STACK_HINT = (
+    "keep the addresses of callers to subtract from where something began: 'dprobes sets libc.malloc/leaks' shows how"
+)
 
 
 class CallTyper:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 from dprobes.diagnostics import Diagnostics, Note
 from dprobes.errors import FormatError, reason_of
+from dprobes.escapes import escaped
 from dprobes.formatters.templates.data_extraction import compiled_of, fits
 from dprobes.formatters.templates.template_directory import DIRECTORY_FILE, Entry, directory_text, parse_directory
 from dprobes.formatters.templates.template_model import Placeholder
@@ -23,7 +24,16 @@ if TYPE_CHECKING:
     from dprobes.record.log_record import LogRecord
     from dprobes.record.record_origin import RecordSource
 
-__all__ = ["ProgramTemplates", "TemplateFinder", "Templates", "read_file", "source_of", "templates_in", "templates_of"]
+__all__ = [
+    "ProgramTemplates",
+    "TemplateFinder",
+    "Templates",
+    "probe_names",
+    "read_file",
+    "source_of",
+    "templates_in",
+    "templates_of",
+]
 
 FILE_MAX = 1 << 20
 """Maximum size of a template file in bytes, to limit memory."""
@@ -145,6 +155,11 @@ def templates_of(files: Mapping[str, bytes]) -> Templates:
 @lru_cache(maxsize=16)
 def _kept_templates(files: tuple[tuple[str, bytes], ...]) -> Templates:
     return Templates.from_files(dict(files))
+
+
+def probe_names(source: RecordSource) -> dict[int, str]:
+    """Return the names of the probes of a program that come from an instrumentation set, by their minor codes."""
+    return {each.minor: escaped(each.probe) for each in templates_of(source.templates).all() if each.probe}
 
 
 def templates_in(text: str, major: int) -> Mapping[int, Template]:

@@ -220,8 +220,8 @@ class Template:
     """
     The template of the records with one major and minor code.
 
-    ``desc`` is printed first if it is not empty, then each of ``lines``. Templates are compared by identity, so that
-    derived data can be cached in dictionaries.
+    ``desc`` is printed first if it is not empty, then each of ``lines``. ``probe`` is the name that an instrumentation
+    set promises for the probe. Templates are compared by identity, so that derived data can be cached in dictionaries.
     """
 
     major: int
@@ -229,3 +229,4 @@ class Template:
     desc: str = ""
     lines: tuple[tuple[Part, ...], ...] = ()
     span: Span | None = None
+    probe: str = ""

@@ -47,7 +47,7 @@ PARTS_MAX = 1000
 COLUMNS_MAX = 80_000
 """Maximum total width of a template's placeholders."""
 
-_KEYWORDS = ("major", "minor", "desc", "fmt")
+_KEYWORDS = ("major", "minor", "desc", "fmt", "probe")
 
 _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]+)|([0-7]{1,3})|(.))", re.DOTALL)
 _SIMPLE = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"} | {c: c for c in "\\\"'?"}
@@ -78,6 +78,7 @@ class _Draft:
         self.minor = minor
         self.span = span
         self.desc: str | None = None
+        self.probe: str | None = None
         self.lines: list[tuple[Part, ...]] = []
         self.parts = 0
         self.columns = 0
@@ -206,6 +207,11 @@ class _Parser:
             hint = f'{keyword.text} = "..."'
             return self._error(self._span(bad), f"expected a string, found '{bad.text}'", hint)
         characters = [character for token in values for character in self._characters(token)]
+        if keyword.word == "probe":
+            if draft.probe is not None:
+                return self._error(self._span(keyword), "a template has one 'probe'")
+            draft.probe = "".join(character.text for character in characters)
+            return None
         if keyword.word == "desc":
             if draft.desc is not None:
                 return self._error(self._span(keyword), "a template has one 'desc'")
@@ -268,5 +274,5 @@ class _Parser:
             return
         major = self._file.major if self._file.major is not None else self._expected or 0
         self._file.templates[draft.minor] = Template(
-            major, draft.minor, draft.desc or "", tuple(draft.lines), draft.span
+            major, draft.minor, draft.desc or "", tuple(draft.lines), draft.span, draft.probe or ""
         )

@@ -64,5 +64,5 @@ def test_what_is_kept_by_call_stacks_is_not_looked_at_in_the_kernel() -> None:
         "'push' cannot look at table 'from': its call stacks are followed outside of the kernel"
     )
     assert caught.value.hint == (
-        "use --engine ptrace, or addresses of callers as keys, as 'dprobes examples leaks' shows"
+        "use --engine ptrace, or addresses of callers as keys, as 'dprobes sets libc.malloc/leaks' shows"
     )

@@ -42,6 +42,16 @@ def test_a_file_in_which_nothing_was_hit_is_one_line() -> None:
     )
 
 
+def test_names_of_probes_replace_codes() -> None:
+    hit = Counts(5, 5, executed=("emulated",))
+    named = SummaryOptions("ptrace", names={PROGRAM.definitions[0].minor: "sample.call.begin"})
+    assert told((0, "f", LIBC, hit), (1, "g", LIBC, hit), options=named) == (
+        "probe              place  hits  records  lost  ptrace engine\n"
+        "sample.call.begin  f         5        5     0  emulated\n"
+        "sample.call.begin  g         5        5     0  emulated"
+    )
+
+
 def test_several_files_that_were_hit_are_numbered_where_that_is_shorter() -> None:
     hit = Counts(5, 5, executed=("emulated",))
     probes = [(0, "f", LIBC, hit), (0, "f", LIBC32, hit), (1, "g", LIBC, hit)]

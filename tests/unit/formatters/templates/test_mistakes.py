@@ -144,7 +144,7 @@ FILE_ERRORS = [
     ),
     (
         "major = 1\nminor = 1\n7 = 8\n",
-        "t.fmt:3:1: error: unknown keyword '7'\n    7 = 8\n    ^\nhint: keywords are major, minor, desc, fmt",
+        "t.fmt:3:1: error: unknown keyword '7'\n    7 = 8\n    ^\nhint: keywords are major, minor, desc, fmt, probe",
     ),
     (
         'major = 1\nminor = 1\nfmt "x"\n',
@@ -177,6 +177,10 @@ FILE_ERRORS = [
     (
         'major = 1\nminor = 1\ndesc = "a"\ndesc = "b"\n',
         "t.fmt:4:1: error: a template has one 'desc'\n    desc = \"b\"\n    ^~~~",
+    ),
+    (
+        'major = 1\nminor = 1\nprobe = "a.b.c"\nprobe = "a.b.d"\n',
+        "t.fmt:4:1: error: a template has one 'probe'\n    probe = \"a.b.d\"\n    ^~~~~",
     ),
     (
         'major = 1\nminor = 1\nfmt = "a\n',
