@@ -185,3 +185,32 @@ def test_counts_are_exact_on_four_cpus(guest: Guest) -> None:
             if (record["minor"], record["cpu"]) == (1, cpu)
         )
         assert numbers == list(range(1, len(numbers) + 1))
+
+
+COPIES = """
+kernel:__x64_sys_getppid when (comm == "caller") {
+    for (int i = -1; i < 9; i++) {
+        int number = -1;
+        try { number = per_cpu(runqueues, i).cpu; } catch (code, address) { @faults[i, code] = count(); continue; }
+        @numbers[i] = last(number);
+        @same[i] = last(per_cpu(this_cpu_off, i) == __per_cpu_offset[i]);
+    }
+}
+"""
+
+
+@pytest.mark.machine(cpus=4)
+def test_variables_of_other_cpus_are_read(guest: Guest) -> None:
+    """Each CPU's run queue has the number of its CPU; CPUs that are offline, and beyond the last, are faults."""
+    guest.put("/tmp/copies.dpc", "extern unsigned long __per_cpu_offset[64];" + COPIES)
+    text = "import os, ctypes\nctypes.CDLL(None).prctl(15, b'caller')\nos.getppid()\n"
+    guest.put("/tmp/calls.py", text)
+    set_online(guest, online=False)
+    done = guest.dprobes("run", "/tmp/copies.dpc", "--format", "json", "--", str(PYTHON), "/tmp/calls.py")
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    found = {(row["table"], *row["keys"]): row["value"] for row in rows}
+    online = [0, 2, 3]
+    expected: dict[tuple[str | int, ...], int] = {("numbers", cpu): cpu for cpu in online}
+    expected |= {("same", cpu): 1 for cpu in online}
+    expected |= {("faults", cpu, 1): 1 for cpu in range(-1, 9) if cpu not in online}
+    assert found == expected

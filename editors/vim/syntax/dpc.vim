@@ -8,7 +8,7 @@ syntax keyword dpcVariable arg0 arg1 arg2 arg3 arg4 arg5 comm cpu curtask elapse
 syntax match dpcStatement /\<\%(continue\|return\|switch\|break\|catch\|while\|case\|else\|goto\|for\|try\|do\|if\)\>:\@!\|\<default\>/
 syntax match dpcPoint /\<\%(tracepoint\|syscall\|inline\|module\|sample\|begin\|every\|watch\|kmod\|usdt\|when\|end\)\>[:(+]\@!/
 syntax match dpcAttribute /,\s*\zs\%(logonfault\|max_strlen\|passcount\|maxhits\|persist\|replace\|jmpmax\|opcode\|group\|major\|minor\|patch\|idle\|type\)\>\ze\s\+[\"0-9A-Za-z_]/
-syntax match dpcFunction /\<\%(startswith\|debugger\|offsetof\|delete\|kstack\|printf\|remove\|sizeof\|ustack\|bswap\|clear\|count\|crash\|htonl\|htons\|lhist\|ntohl\|ntohs\|print\|stats\|core\|exit\|hist\|last\|ntop\|skip\|avg\|cat\|max\|mem\|min\|pmc\|reg\|str\|sum\|sym\)\>\ze\s*(/
+syntax match dpcFunction /\<\%(startswith\|debugger\|offsetof\|per_cpu\|delete\|kstack\|printf\|remove\|sizeof\|ustack\|bswap\|clear\|count\|crash\|htonl\|htons\|lhist\|ntohl\|ntohs\|print\|stats\|core\|exit\|hist\|last\|ntop\|skip\|avg\|cat\|max\|mem\|min\|pmc\|reg\|str\|sum\|sym\)\>\ze\s*(/
 syntax match dpcTable /@\w*/
 syntax match dpcNumber /\<\%(0[xX]\x\+\|0[bB][01]\+\|\d\+\)\a*\>/
 syntax match dpcString /"\%(\\.\|[^"\\]\)*"/

@@ -16,7 +16,19 @@ from dprobes.dpc.typers.operator_typer import OperatorTyper, TypingError
 from dprobes.dpc.typers.provided_names import CALL_FORMS, KINDS, PROVIDED
 from dprobes.dpc.typers.table_typer import TableTyper
 from dprobes.dpc.typers.type_table import UnknownTypeError
-from dprobes.dpc.types.c_types import INT, Array, Enumeration, Floating, Integer, Pointer, Record, Void, is_scalar
+from dprobes.dpc.types.c_types import (
+    INT,
+    UNSIGNED,
+    UNSIGNED_CHAR,
+    Array,
+    Enumeration,
+    Floating,
+    Integer,
+    Pointer,
+    Record,
+    Void,
+    is_scalar,
+)
 from dprobes.errors import TargetError
 
 if TYPE_CHECKING:
@@ -31,6 +43,13 @@ if TYPE_CHECKING:
     from dprobes.source_text import Span
 
 __all__ = ["TypingError", "ValueTyper"]
+
+
+_CPU_OFFSETS, _CPU_COUNT, _ONLINE = "__per_cpu_offset", "nr_cpu_ids", "__cpu_online_mask"
+"""Symbols of the kernel: each CPU's offset to its per-CPU variables, the CPUs, and a bit for each that is online."""
+
+_NOWHERE = 1 << 63
+"""Address that neither a program nor the kernel can have; no processor accepts it."""
 
 
 class ValueTyper:
@@ -156,6 +175,8 @@ class ValueTyper:
                 return self.operators.cast(type_, self.value(operand), expression.span)
             case syntax_tree.SizeOf():
                 return self._sizeof(expression)
+            case syntax_tree.Call("per_cpu"):
+                return self.decayed(self.place(expression), expression.span)
             case syntax_tree.Call():
                 return self.calls.call(expression)
             case syntax_tree.TableAccess():
@@ -211,6 +232,8 @@ class ValueTyper:
                 value = self.names.value(expression)
             case syntax_tree.Call("reg"):
                 value = self.calls.call(expression)
+            case syntax_tree.Call("per_cpu"):
+                return self._copy_of_cpu(expression)
             case _:
                 raise self.wrong(expression.span, "this has no place that could be changed")
         if isinstance(value, typed_values.Convert):
@@ -256,6 +279,53 @@ class ValueTyper:
                 array.kind, array.first + index.value * self.operators.width(array.type), array.type
             )
         return typed_values.Variable(array.kind, array.first, array.type, self.converted(index, self.types.word, span))
+
+    def _copy_of_cpu(self, call: syntax_tree.Call) -> typed_values.Memory:
+        """
+        Return a CPU's copy of a per-CPU variable of the kernel, ``per_cpu(VARIABLE, CPU)``.
+
+        Its address is that of the copy for this CPU, moved by the difference of the two CPUs' offsets. If the CPU is
+        not online, it is an address that can never be read.
+        """
+        match call.arguments:
+            case [syntax_tree.Name() as name, number]:
+                pass
+            case _:
+                hint = "write per_cpu(VARIABLE, CPU), where VARIABLE is the name of a per-CPU variable of the kernel"
+                raise self.wrong(call.span, "'per_cpu' takes the name of a variable and the number of a CPU", hint)
+        if self._where.is_tool or not (self._where.is_traced or self._where.module in ("", KERNEL)):
+            raise self.wrong(
+                call.span, "'per_cpu' reads the kernel, and this is no hit in the kernel", "probe 'kernel:FUNCTION'"
+            )
+        if (memory := self.names.memory(name)) is None:
+            raise self.wrong(name.span, f"'{name.name}' is not a variable of the kernel")
+        value = self.value(number)
+        if not isinstance(value.type, Integer | Enumeration):
+            raise self.wrong(number.span, f"the number of a CPU is a number, not '{value.type}'")
+        first, cpu = self.kept_once(self.converted(value, self.types.word, number.span))
+        word = self.types.word
+
+        def plus(left: Value, right: Value, sign: str = "+") -> Value:
+            return folded(typed_values.Arithmetic(sign, left, right, word))
+
+        def constant(number: int) -> Value:
+            return typed_values.Constant(number, word)
+
+        def offset_of(number: Value) -> Value:
+            table = self.names.symbol(_CPU_OFFSETS)
+            return typed_values.Memory(plus(table, plus(number, constant(3), "<<")), word)
+
+        this = typed_values.Convert(typed_values.System("procid", INT), word)
+        here = typed_values.Convert(memory.address, word)
+        there = plus(plus(here, offset_of(this), "-"), offset_of(cpu))
+        count = typed_values.Convert(typed_values.Memory(self.names.symbol(_CPU_COUNT), UNSIGNED), word)
+        byte = typed_values.Memory(plus(self.names.symbol(_ONLINE), plus(cpu, constant(3), ">>")), UNSIGNED_CHAR)
+        bit = plus(plus(typed_values.Convert(byte, word), plus(cpu, constant(7), "&"), ">>"), constant(1), "&")
+        online = typed_values.Both(typed_values.Comparison("<", cpu, count, is_signed=False, type=INT), bit, INT)
+        address: Value = typed_values.Choice(online, there, constant(_NOWHERE), word)
+        if first is not None:
+            address = typed_values.Sequence(first, address, word)
+        return typed_values.Memory(typed_values.Convert(address, self.types.pointer_to(memory.type)), memory.type)
 
     def _lack_of_types(self) -> str | None:
         """Return the message that the kernel has no types, if that explains an unknown type, else None."""
@@ -422,11 +492,15 @@ class ValueTyper:
             return part.type
         if isinstance(expression, syntax_tree.MemberAccess) and self._is_traced_field(expression):
             return self.names.type_of_field(expression.name) or self.types.long
-        if isinstance(expression, syntax_tree.Index | syntax_tree.MemberAccess):
+        if isinstance(expression, syntax_tree.Index | syntax_tree.MemberAccess) or _is_copy_of_cpu(expression):
             return self.place(expression).type
         if isinstance(expression, syntax_tree.Name) and (type_ := self.names.type_of(expression)) is not None:
             return type_
         return self.value(expression).type
+
+
+def _is_copy_of_cpu(expression: syntax_tree.Expression) -> bool:
+    return isinstance(expression, syntax_tree.Call) and expression.function == "per_cpu"
 
 
 def _behind(first: Value | None, value: Value) -> Value:
