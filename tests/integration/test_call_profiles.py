@@ -112,6 +112,75 @@ def test_the_format_of_callgrind_has_functions_and_edges(build: Builder, tmp_pat
     assert f"summary: {sum(costs)}" in lines
 
 
+def test_with_callees_only_calls_within_calls_of_the_function_count(build: Builder) -> None:
+    program = build("profiled.c", *FLAGS)
+    done = profile(f"{program}:recursive", "--callees", "--json", "--", program, ROUNDS)
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    counted = {(caller, callee): int(calls) for caller, callee, calls in map(str.split, lines_of_program(done.stderr))}
+    edges = {(row["caller"], row["callee"]): row["calls"] for row in rows if "callee" in row}
+    # Other calls of "leaf" are not within a call of "recursive".
+    assert edges == {
+        (None, "recursive"): counted["round_of", "recursive"],
+        ("recursive", "recursive"): counted["recursive", "recursive"],
+        ("recursive", "leaf"): counted["recursive", "leaf"],
+    }
+    outside = sum(row["inclusive"] for row in rows if row.get("caller", "") is None)
+    assert sum(row["exclusive"] for row in rows if "function" in row) == outside
+    assert "dprobes: note: 2 functions are profiled, which calls may reach" in done.stderr.splitlines()
+
+
+def test_with_callees_the_calls_that_are_known_at_run_time_only_are_counted(build: Builder) -> None:
+    program = build("profiled.c", *FLAGS)
+    done = profile(f"{program}:round_of", "--callees", "--json", "--", program, ROUNDS)
+    assert done.returncode == 0, done.stderr
+    notes = [line for line in done.stderr.splitlines() if line.startswith("dprobes: note: ")]
+    what, calls, elsewhere = (note.removeprefix("dprobes: note: ") for note in notes[:3])
+    assert what == "7 functions are profiled, which calls may reach"
+    assert calls == (
+        "1 call in 1 function is indirect: what such calls reach is profiled only if others may reach it, "
+        "else its time is that of the caller"
+    )
+    assert elsewhere == ("2 functions of other files, such as '_setjmp', are called: their time is that of the callers")
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {row["function"] for row in rows if "function" in row} == set(FUNCTIONS)
+
+
+def lines_of_program(text: str) -> list[str]:
+    return [line for line in text.splitlines() if not line.startswith(("dprobes: ", "hint: "))]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_times_of_paths_add_up_to_the_exclusive_times_of_functions(
+    build: Builder, tmp_path: Path, engine: str
+) -> None:
+    program, file = build("profiled.c", *FLAGS), tmp_path / "stacks.folded"
+    done = profile(f"{program}:[j-t]*", "--engine", engine, "--json", "--stacks", file, "--", program, ROUNDS)
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    edges = {(row["caller"], row["callee"]) for row in rows if "callee" in row}
+    times: dict[str, int] = {}
+    for line in file.read_text().splitlines():
+        path, _, weight = line.rpartition(" ")
+        stack = path.split(";")
+        times[stack[-1]] = times.get(stack[-1], 0) + int(weight)
+        assert all(pair in edges for pair in pairwise(stack))
+        assert stack[0] == "thread" or (None, stack[0]) in edges
+    assert times == {row["function"]: row["exclusive"] for row in rows if "function" in row}
+    paths = {line.rpartition(" ")[0] for line in file.read_text().splitlines()}
+    assert {"thread;round_of;recursive;recursive;leaf", "thread;round_of;jumping;throwing;throwing"} <= paths
+
+
+def test_a_flame_graph_and_a_profile_for_pprof_have_the_same_total(build: Builder, tmp_path: Path) -> None:
+    program = build("profiled.c", *FLAGS)
+    for name, start in (("graph.html", b"<!doctype html>"), ("profile.pb.gz", b"\x1f\x8b")):
+        done = profile(f"{program}:[lr]*", "--json", "--stacks", tmp_path / name, "--", program, ROUNDS)
+        assert done.returncode == 0, done.stderr
+        assert (tmp_path / name).read_bytes().startswith(start)
+        total = sum(row["exclusive"] for row in map(json.loads, done.stdout.splitlines()) if "function" in row)
+        assert f"dprobes: note: '{tmp_path / name}' has {total} nanoseconds in " in done.stderr
+
+
 def test_what_cannot_be_profiled_is_refused_by_name(build: Builder) -> None:
     program = build("profiled.c", *FLAGS)
     done = profile(f"{program}:absent*", "--", program, 1)
@@ -125,6 +194,19 @@ def test_what_cannot_be_profiled_is_refused_by_name(build: Builder) -> None:
         2,
         "Error: profile needs a command (-c COMMAND, or -- COMMAND) or a process (-p PID)",
     )
+    for arguments, message in (
+        ((program, "--callees"), f"--callees needs the function whose calls count: {program}:FUNCTION"),
+        (
+            (program, "--stacks", "x.pftrace"),
+            "--stacks: 'x.pftrace' would need the time of each call; profile adds the times up",
+        ),
+        (
+            (program, "--stacks", "x.y"),
+            "--stacks: 'x.y' is neither 'folded' nor a file that ends in .html, .folded, .pb.gz or .pftrace",
+        ),
+    ):
+        done = profile(*arguments, "--", program, 1)
+        assert (done.returncode, done.stderr.splitlines()[-1]) == (2, f"Error: {message}")
 
 
 def test_a_file_that_cannot_be_written_is_an_error_before_the_command_runs(build: Builder, tmp_path: Path) -> None:

@@ -26,11 +26,14 @@ if TYPE_CHECKING:
 __all__ = [
     "EngineName",
     "check_scope",
+    "command_option",
     "engine_option",
+    "follow_option",
     "note_engine",
     "note_process",
     "note_running_cpus",
     "note_uprobe_holders",
+    "process_option",
     "scope_of",
     "scope_options",
     "stop_cpus_option",
@@ -170,19 +173,28 @@ def note_running_cpus(name: str) -> None:
 # The options for the processes of a run.
 
 
+def command_option(text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return the option ``-c`` with the help ``text``."""
+    return click.option("-c", "--command", "command_line", metavar="COMMAND", help=text)
+
+
+def process_option(text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return the option ``-p`` with the help ``text``."""
+    return click.option("-p", "--pid", type=PROCESS_ID, help=text)
+
+
+def follow_option(text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return the options ``--follow`` and ``--no-follow`` with the help ``text``."""
+    return click.option("--follow/--no-follow", default=True, show_default=True, help=text)
+
+
 scope_options = with_options(
-    click.option(
-        "-c", "--command", "command_line", metavar="COMMAND",
-        help="Start this command, without a shell, and insert the program into it.",
-    ),
-    click.option("-p", "--pid", type=PROCESS_ID, help="Insert the program into this running process."),
+    command_option("Start this command, without a shell, and insert the program into it."),
+    process_option("Insert the program into this running process."),
     click.option("--cgroup", metavar="PATH", help="Probe only processes in this cgroup and those below it (ebpf)."),
     click.option("--uid", "user", metavar="USER", help="Probe only processes of this user, a name or number (ebpf)."),
-    click.option(
-        "--follow/--no-follow", default=True, show_default=True,
-        help="With -c and -p: also insert it into child processes.",
-    ),
-)  # fmt: skip
+    follow_option("With -c and -p: also insert it into child processes."),
+)
 """The options of the scope; ``scope_and_engine.scope_of`` evaluates them."""
 
 

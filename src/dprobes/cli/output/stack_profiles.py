@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from dprobes.trace.trace_content import LostRecords, TraceProgram, TraceRecord, TraceTables
 
 __all__ = [
+    "FOLDED",
     "StacksOptions",
     "check_stacks_target",
     "is_perfetto",
@@ -29,6 +30,7 @@ __all__ = [
     "profiled_table",
     "stacks_of",
     "write_profile",
+    "write_stacks",
 ]
 
 FOLDED = "folded"
@@ -181,17 +183,25 @@ def write_profile(collector: StackCollector, options: StacksOptions) -> None:
     elif not profile.weights:
         hint = 'a handler logs stacks, or counts them in a table: printf("%k", ustack()), @[ustack()] = count()'
         console.note("there are no records, so the profile is empty", hint)
+    if is_perfetto(target):
+        _write(target, _trace(collector, profile))
+        return
+    write_stacks(profile, target, None if baseline is None else _read(baseline, options))
+
+
+def write_stacks(profile: StackProfile, target: str, baseline: StackProfile | None = None) -> None:
+    """
+    Print a profile as folded stacks, or write it to the file ``target``; raise ``FormatError`` if that fails.
+
+    A flame graph shows the differences from the ``baseline``.
+    """
     if target == FOLDED:
         from dprobes.sinks.stacks.profile_formats import folded_lines
 
         for line in folded_lines(profile):
             click.echo(line)
         return
-    if is_perfetto(target):
-        _write(target, _trace(collector, profile))
-        return
-    data = _writer_of(target)(profile, None if baseline is None else _read(baseline, options))
-    _write(target, data)
+    _write(target, _writer_of(target)(profile, baseline))
     console.note(f"'{target}' has {profile.total} {profile.unit} in {_stacks(profile)}")
 
 

@@ -2,33 +2,29 @@
 The shared object of a live patch: what it contains, why it is refused, and its bytes at an address.
 
 The object is relocated here, not by the dynamic linker of the process, so it must not need what only that linker can
-provide. Rules: System V ABI chapter 5, and the AMD64 supplement, "Relocation".
-
-::
-
-    RELA    word place | word symbol << 32 | kind | word addend
-    SYM     u32 name | u8 binding << 4 | type | u8 other | u16 section | word value | word size
+provide.
 """
 
 from __future__ import annotations
 
-import struct
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.diagnostics import near_names
 from dprobes.errors import TargetError
+from dprobes.target.elf.dynamic_relocations import GLOB_DAT, JUMP_SLOT, STT_GNU_IFUNC, dynamic_relocations
 from dprobes.target.elf.elf_file import ElfFile
 from dprobes.target.process_maps import PAGE_SIZE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
     from typing import NoReturn
 
+    from dprobes.target.elf.dynamic_relocations import Relocation
     from dprobes.target.elf.elf_headers import LoadSegment
 
-__all__ = ["ORIGINAL", "DynamicSymbol", "PatchObject", "Piece", "dynamic_relocations"]
+__all__ = ["ORIGINAL", "PatchObject", "Piece"]
 
 ORIGINAL = "orig_"
 """Prefix of the name by which the object calls the function that it replaces."""
@@ -40,15 +36,12 @@ _SIZE_MAX = 256 << 20
 """Maximum size of an object's memory in bytes."""
 
 _BUILD_ID_MAX = 256
-_RELOCATIONS_MAX = 1 << 20
 
-_RELA, _SYM = struct.Struct("<QQq"), struct.Struct("<IBBHQQ")
-_NONE, _64, _GLOB_DAT, _JUMP_SLOT, _RELATIVE, _IRELATIVE = 0, 1, 6, 7, 8, 37
+_NONE, _64, _RELATIVE, _IRELATIVE = 0, 1, 8, 37
 _THREAD_LOCAL = frozenset((16, 17, 18, 36))  # DTPMOD64, DTPOFF64, TPOFF64, TLSDESC
-_STT_TLS, _STT_GNU_IFUNC, _STB_WEAK = 6, 10, 2
+_STT_TLS, _STB_WEAK = 6, 2
 _PF_X, _PF_W = 1, 2
 
-_DT_PLTRELSZ, _DT_STRTAB, _DT_SYMTAB, _DT_RELA, _DT_RELASZ, _DT_JMPREL = 2, 5, 6, 7, 8, 23
 _DT_INIT, _DT_FINI, _DT_TEXTREL, _DT_FLAGS, _DT_RELR = 12, 13, 22, 30, 36
 _DT_ARRAYS = (27, 28, 33)  # sizes of the arrays of constructors, destructors, and early constructors
 _DF_TEXTREL = 4
@@ -57,54 +50,12 @@ _EXCEPTIONS = ("__cxa_throw", "__gxx_personality_v0", "_Unwind_Resume", "rust_eh
 _EXCEPTION_TABLE = ".gcc_except_table"
 
 
-class DynamicSymbol(NamedTuple):
-    """A symbol that a relocation of a file names; ``section`` is 0 if it is defined in another file."""
-
-    name: str
-    kind: int
-    binding: int
-    section: int
-    value: int
-
-
-class Relocation(NamedTuple):
-    """A relocation of the word at the link address ``place``; ``symbol`` is None if it names none."""
-
-    place: int
-    kind: int
-    symbol: DynamicSymbol | None
-    addend: int
-
-
 class Piece(NamedTuple):
     """A range of an object's pages, at an offset from the object's start, with the ``PROT_*`` bits of mprotect(2)."""
 
     offset: int
     size: int
     protection: int
-
-
-def dynamic_relocations(elf: ElfFile) -> Iterator[Relocation]:
-    """Iterate over the relocations that the dynamic linker applies to an x86-64 file, packed ones excluded."""
-    values = elf.dynamic.values
-    for table, size in ((_DT_RELA, _DT_RELASZ), (_DT_JMPREL, _DT_PLTRELSZ)):
-        count = values.get(size, 0) // _RELA.size if table in values else 0
-        if count > _RELOCATIONS_MAX:
-            elf.malformed(f"a table of {count} relocations is larger than the {_RELOCATIONS_MAX} that are read")
-        rows = elf.read(values[table], count * _RELA.size) if count else b""
-        for place, info, addend in _RELA.iter_unpack(rows):
-            yield Relocation(place, info & 0xFFFFFFFF, _symbol(elf, info >> 32), addend)
-
-
-def _symbol(elf: ElfFile, index: int) -> DynamicSymbol | None:
-    values = elf.dynamic.values
-    if not index or _DT_SYMTAB not in values:
-        return None
-    name, info, _, section, value, _ = _SYM.unpack(elf.read(values[_DT_SYMTAB] + index * _SYM.size, _SYM.size))
-    strings = elf.file_offset(values.get(_DT_STRTAB, -1))
-    if strings is None:
-        elf.malformed("its symbols have no names")
-    return DynamicSymbol(elf.string_at(strings + name, len(elf.data)), info & 15, info >> 4, section, value)
 
 
 class PatchObject:
@@ -260,9 +211,9 @@ def _refuse_relocation(elf: ElfFile, relocation: Relocation) -> None:
     if kind in _THREAD_LOCAL or (symbol is not None and symbol.kind == _STT_TLS):
         name = f" '{symbol.name}'" if symbol is not None and symbol.name else ""
         _refuse(elf, f"has or uses a thread-local variable{name}, which needs the dynamic linker")
-    if kind == _IRELATIVE or (symbol is not None and symbol.section and symbol.kind == _STT_GNU_IFUNC):
+    if kind == _IRELATIVE or (symbol is not None and symbol.section and symbol.kind == STT_GNU_IFUNC):
         _refuse(elf, "has a function that is chosen at run time (IFUNC)", "give the one to be used a plain name")
-    if kind not in (_NONE, _64, _GLOB_DAT, _JUMP_SLOT, _RELATIVE):
+    if kind not in (_NONE, _64, GLOB_DAT, JUMP_SLOT, _RELATIVE):
         _refuse(elf, f"has a relocation of kind {kind}, which is not supported", "compile it with -fPIC")
     if symbol is not None and symbol.name in _EXCEPTIONS:
         _refuse_exceptions(elf)

@@ -16,8 +16,8 @@ import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from dprobes.engines.ptrace.patching.patch_object import dynamic_relocations
 from dprobes.errors import TargetError
+from dprobes.target.elf.dynamic_relocations import GLOB_DAT, JUMP_SLOT, dynamic_relocations
 from dprobes.target.elf.symbol_table import elf_symbols
 from dprobes.target.module_lookup import held_files, matches, root_of, suggestion
 from dprobes.target.probed_module import Module
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["MappedModule", "ProcessSymbols", "function_named", "mapped_modules"]
 
 _FILES_MAX = 4096
-_GLOB_DAT, _JUMP_SLOT, _IRELATIVE = 6, 7, 37
+_IRELATIVE = 37
 _DT_DEBUG = 21
 _ENTRY, _LINK_MAP = struct.Struct("<QQ"), struct.Struct("<QQQQ")
 
@@ -191,7 +191,7 @@ class ProcessSymbols:
             with contextlib.suppress(TargetError):
                 for relocation in dynamic_relocations(each.elf):
                     named = relocation.symbol is not None and relocation.symbol.name == symbol.name
-                    if named and relocation.kind in (_GLOB_DAT, _JUMP_SLOT):
+                    if named and relocation.kind in (GLOB_DAT, JUMP_SLOT):
                         yield each, relocation.place
 
 
