@@ -291,11 +291,25 @@ class _ScriptParser:
                     if definition is None:
                         raise cursor.wrong("this definition does not end with '};'", cursor.tokens.span(first))
                     structures.append(definition.text)
+                elif cursor.sees("config") and cursor.peek(1).text in ("=", "{"):
+                    self._skip_settings()
                 else:
                     probes.append(self._probe())
             except ParseError:
                 self._skip_probe()
         return script_tree.Script(tuple(probes), tuple(structures))
+
+    def _skip_settings(self) -> None:
+        """Consume a ``config`` block: it has no probe."""
+        cursor = self._cursor
+        first = cursor.take()
+        cursor.accept("=")
+        cursor.expect("{", "at the beginning of the settings")
+        while not cursor.accept("}"):
+            if cursor.peek().kind is TokenKind.END:
+                raise cursor.wrong("expected '}' at the end of the settings, found the end of the script")
+            cursor.take()
+        cursor.diagnostics.note(cursor.span_from(first), "'config' is left out: its settings are those of bpftrace")
 
     def _probe(self) -> script_tree.Probe:
         cursor = self._cursor
@@ -326,6 +340,10 @@ class _ScriptParser:
                 if cursor.peek().kind is TokenKind.END:
                     raise cursor.wrong(f"expected '}}' at the end of the block {what}, found the end of the script")
                 if cursor.accept(";"):
+                    continue
+                if cursor.sees("let") and cursor.peek(1).kind is TokenKind.VARIABLE and cursor.peek(2).text == ";":
+                    for _ in range(3):  # a declaration without a value: the first assignment declares the variable
+                        cursor.take()
                     continue
                 try:
                     found.append(self._statement())

@@ -134,6 +134,40 @@ def test_variables_may_be_declared_where_they_are_assigned() -> None:
     assert body_of("uprobe:libc:f { let $size = arg0; @ = sum($size) }") == ["long size = arg0;", "@ = sum(size);"]
 
 
+def test_variables_may_be_declared_before_they_are_assigned() -> None:
+    assert body_of("uprobe:libc:f { let $size; $size = arg0; @ = sum($size) }") == [
+        "long size = arg0;",
+        "@ = sum(size);",
+    ]
+    assert body_of("uprobe:libc:f { let $n; if (arg0) { $n = 1 } else { $n = arg1 } @ = sum($n) }") == [
+        "long n = 0;",
+        "if (arg0) {",
+        "n = 1;",
+        "} else {",
+        "n = arg1;",
+        "}",
+        "@ = sum(n);",
+    ]
+
+
+@pytest.mark.parametrize("equals", ["=", ""])
+def test_settings_of_bpftrace_are_left_out(equals: str) -> None:
+    script = f'config {equals} {{ missing_probes = "ignore"; max_map_keys = 9 }}\nuprobe:libc:f {{ @ = sum(arg0) }}'
+    assert body_of(script) == ["@ = sum(arg0);"]
+    assert said_of(script).startswith("s.bt:1:1: note: 'config' is left out: its settings are those of bpftrace\n")
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ("config { a = 1; uprobe:libc:f", "expected '}' at the end of the settings, found the end of the script"),
+        ("config = 1", "expected '{' at the beginning of the settings, found '1'"),
+    ],
+)
+def test_settings_have_braces(script: str, message: str) -> None:
+    assert f"error: {message}\n" in said_of(script)
+
+
 def said_of(script: str) -> str:
     """Return what is said of a script, be it an error or not."""
     diagnostics = Diagnostics()
