@@ -29,10 +29,11 @@ def test_tables_hold_what_the_program_says(guest: Guest, build: Builder) -> None
     guest.put("/tmp/tallied", build("tallied.c", "-pthread"))
     guest.put("/tmp/tables.rpn", SOURCE)
     done = guest.dprobes(
-        "run", "/tmp/tables.rpn", "--engine", "ebpf", "--format", "json", "--", "/tmp/tallied", "90", "2", timeout=240
+        "run", "/tmp/tables.rpn", "--engine", "ebpf", "--format", "json", "--", "/tmp/tallied", "90", "2"
     )
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     tables = [row for row in rows if "table" in row]
+    assert [row for row in tables if "lost" in row] == [], done.stderr
     truth = [line.split("|") for line in done.stderr.splitlines() if line.count("|") == 4]
     numbers = {name[:20]: [int(number) for number in found] for name, *found in truth}
     total = sum(found[1] for found in numbers.values())
