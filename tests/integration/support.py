@@ -329,12 +329,20 @@ def _said_of(path: Path, _contents: tuple[int, ...], *command: str) -> str:
 
 
 def load_bias(pid: int, path: Path) -> int:
+    """Return the load bias of a file in a process, once it is mapped: the parent goes on in the midst of execve(2)."""
     ((offset, address, _),) = executable_segments(path)
-    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
-        row = line.split()
-        if row[-1] == str(path.resolve()) and "x" in row[1]:
-            return int(row[0].split("-")[0], 16) - int(row[2], 16) + offset - address
-    raise AssertionError(f"{path} is not mapped")
+    found: list[int] = []
+
+    def is_mapped() -> bool:
+        for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+            row = line.split()
+            if row[-1] == str(path.resolve()) and "x" in row[1]:
+                found.append(int(row[0].split("-")[0], 16) - int(row[2], 16) + offset - address)
+                return True
+        return False
+
+    await_true(is_mapped, f"a mapping of {path}")
+    return found[0]
 
 
 def read_memory(pid: int, address: int, size: int) -> bytes:

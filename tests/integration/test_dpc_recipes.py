@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -363,7 +364,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_requests_to_a_go_server(engine: str, server: Path) -> None:
     done = run("go/requests", engine, "-D", f"GO={server}", "--", str(server))
     assert "SERVED 3 404\n" in done.stdout
-    assert records(done) == ["GET /users/0", "GET /users/1", "GET /users/2", "POST /none"]
+    # Go's runtime starts a function again if the stack was too small for it: two hits of one call.
+    requests = [request for request, _ in itertools.groupby(records(done))]
+    assert requests == ["GET /users/0", "GET /users/1", "GET /users/2", "POST /none"]
 
 
 BRANCHING = """

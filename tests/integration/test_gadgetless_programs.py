@@ -19,6 +19,7 @@ from integration.support import (
     is_traced,
     load_bias,
     memory_at,
+    processor_time,
     read_memory,
     running,
     tracer_of,
@@ -59,6 +60,8 @@ def test_a_program_has_its_jumps_and_is_as_before_afterwards(program: Path, run:
             os.kill(tracer_of(target.pid), signal.SIGKILL)
             client.communicate(timeout=TIMEOUT)
         else:
+            used = processor_time(target.pid)
+            await_true(lambda: processor_time(target.pid) > used + 5, "hits")
             result = run.end(client, output)
             assert result.counts[0].executed.startswith("inline ("), result.stderr
             assert result.counts[0].hits > 0
