@@ -46,7 +46,7 @@ static int seal(void)
 		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
 		ALLOW(__NR_write), ALLOW(__NR_exit_group), ALLOW(__NR_exit), ALLOW(__NR_futex), ALLOW(__NR_madvise),
 		ALLOW(__NR_rt_sigreturn), ALLOW(__NR_rt_sigprocmask), ALLOW(__NR_munmap), ALLOW(__NR_rseq),
-		ALLOW(__NR_set_robust_list), ALLOW(__NR_newfstatat), ALLOW(__NR_brk), ALLOW(__NR_clock_nanosleep), ALLOW(__NR_restart_syscall),
+		ALLOW(__NR_set_robust_list), ALLOW(__NR_newfstatat), ALLOW(__NR_fstat), ALLOW(__NR_brk), ALLOW(__NR_clock_nanosleep), ALLOW(__NR_restart_syscall),
 		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
 	};
 	struct sock_fprog program = { sizeof filter / sizeof *filter, filter };
