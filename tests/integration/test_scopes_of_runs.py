@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from integration.ebpf.kernel import require_bpf
+from integration.support import await_message, code_is_original, is_traced, tracer_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from integration.support import Builder
 
 TIMEOUT = 60
 ENGINES = ["ptrace", "inline", "ebpf"]
@@ -171,3 +174,100 @@ def test_a_command_is_not_started_if_nothing_can_be_probed(program: Path, foreig
         "dprobes: error: no probepoint can be inserted, so the command was not started: CONFLICT in process "
         f"{foreign_breakpoint}: a breakpoint of the dprobes of process "
     ) in done.stderr
+
+
+@contextlib.contextmanager
+def generations(program: Path) -> Iterator[tuple[list[int], Callable[[int], None]]]:
+    """The ids of a process, its child and its grandchild, and what makes one of them call ``step`` five times."""
+    with subprocess.Popen([program], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        pids = [int(process.stdout.readline()) for _ in range(3)]
+
+        def call(pid: int) -> None:
+            assert process.stdout is not None
+            os.kill(pid, signal.SIGUSR1)
+            assert int(process.stdout.readline()) == pid
+
+        yield pids, call
+        process.kill()
+
+
+@contextlib.contextmanager
+def probed(engine: str, program: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
+    text = f'"{program}":step {{ @[pid] = count(); }}'
+    command = [sys.executable, "-m", "dprobes", "run", "--engine", engine, "-e", text, *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as client:
+        said = await_message(client, "active; Ctrl-C ends the run")
+        assert said.endswith("dprobes: note: 1 probepoint is active; Ctrl-C ends the run\n")
+        try:
+            yield client
+        finally:
+            client.kill()
+
+
+@pytest.mark.parametrize("follow", [True, False])
+def test_a_process_is_probed_with_the_descendants_that_it_has(engine: str, build: Builder, *, follow: bool) -> None:
+    program = build("generations.c")
+    with generations(program) as (pids, call):
+        with probed(engine, program, *([] if follow else ["--no-follow"]), "-p", str(pids[0])) as client:
+            for pid in pids:
+                call(pid)
+            client.send_signal(signal.SIGINT)
+            output, errors = client.communicate(timeout=TIMEOUT)
+            expected = {f"@[{pid}]: 5" for pid in (pids if follow else pids[:1])}
+            assert set(output.split("\n")) - {""} == expected, errors
+        assert not any(map(is_traced, pids))
+        assert all(code_is_original(pid, program) for pid in pids)
+        for pid in pids:
+            call(pid)
+
+
+@pytest.mark.parametrize("engine", ["ptrace", "inline"])
+def test_descendants_lose_their_breakpoints_when_the_tracer_is_killed(engine: str, build: Builder) -> None:
+    program = build("generations.c")
+    with generations(program) as (pids, call):
+        with probed(engine, program, "-p", str(pids[0])) as client:
+            call(pids[2])
+            os.kill(tracer_of(pids[2]), signal.SIGKILL)
+            client.communicate(timeout=TIMEOUT)
+        for pid in pids:
+            call(pid)
+        assert all(code_is_original(pid, program) for pid in pids)
+
+
+@pytest.mark.parametrize("engine", ["ptrace", "inline"])
+def test_a_descendant_of_another_tracer_is_left_out_with_a_warning(engine: str, build: Builder) -> None:
+    program = build("generations.c")
+    seize = "import sys; from dprobes.platform.linux import ptrace_calls; ptrace_calls.seize(int(sys.argv[1]));"
+    with generations(program) as (pids, call):
+        command = [sys.executable, "-c", f"{seize} print(flush=True); sys.stdin.read()", str(pids[1])]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+            assert other.stdout is not None
+            other.stdout.readline()
+            text = f'"{program}":step {{ @[pid] = count(); }}'
+            command = [sys.executable, "-m", "dprobes", "run", "--engine", engine, "-e", text, "-p", str(pids[0])]
+            with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as client:
+                said = await_message(client, "active; Ctrl-C ends the run")
+                assert (
+                    f"dprobes: warning: process {pids[1]} (generations), a descendant of process {pids[0]}, has no "
+                    "probes: it cannot be traced: operation not permitted\n"
+                ) in said
+                for pid in (pids[0], pids[2]):
+                    call(pid)
+                client.send_signal(signal.SIGINT)
+                output, _ = client.communicate(timeout=TIMEOUT)
+            assert set(output.split("\n")) - {""} == {f"@[{pids[0]}]: 5", f"@[{pids[2]}]: 5"}
+            other.kill()
+
+
+@pytest.mark.parametrize("engine", ["ptrace", "inline"])
+def test_dprobes_does_not_probe_itself_among_descendants(engine: str, build: Builder) -> None:
+    """A shell whose child dprobes is: it has probes, and dprobes has none, which calls the function as well."""
+    text = "libc.so.6:getppid { @[pid] = count(); }"
+    script = f"""{sys.executable} -c 'import ctypes, time
+while True: ctypes.CDLL(None).getppid(); time.sleep(0.01)' & echo $!
+{sys.executable} -m dprobes run --engine {engine} -e '{text}' --duration 500ms -p $$
+kill -9 $!"""
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=TIMEOUT, check=False)
+    child, *rows = done.stdout.splitlines()
+    assert [row.partition(":")[0] for row in rows] == [f"@[{child}]"], done.stderr

@@ -171,7 +171,8 @@ class Run:
         self._announces = not scope.command and scope.endpoint is None
         self._has_begun = False
         self._has_met_obstacle = False
-        self._active = 0
+        self._active: set[int] = set()
+        """The probepoints that are or were active in a process."""
         self._exit_status = exit_status
         self._awaited = ""
         """The condition that probepoints wait for, as a clause."""
@@ -341,7 +342,7 @@ class Run:
         if event.state is ProbeState.ACTIVE:
             self._inserted = True
             self._time.first()
-            self._active += len(event.probes)
+            self._active.update(event.probes)
             self._announce()
         if event.state in (ProbeState.DISABLED, ProbeState.REMOVED):
             self._gone.update(event.probes)
@@ -373,10 +374,10 @@ class Run:
         """Print once that recording has begun, as soon as everything in scope is probed."""
         if self._announces and self._has_begun and self._active and not self._asked_to_stop:
             self._announces = False
-            are = "s are" if self._active > 1 else " is"
+            are = "s are" if len(self._active) > 1 else " is"
             is_patched = bool(patched_definitions(self._program))
             what, state = ("function", "patched") if is_patched else ("probepoint", "active")
-            console.note(f"{self._active} {what}{are} {state}; Ctrl-C ends the run")
+            console.note(f"{len(self._active)} {what}{are} {state}; Ctrl-C ends the run")
 
     def conclude(self, finished: Finished | None) -> int:
         """Print the summary and reasons for missing hits, and return the exit status; 1 if ``finished`` is None."""

@@ -21,7 +21,8 @@ from dprobes.engines.ptrace.tracer.native.handler_memory import enter_thread, le
 from dprobes.engines.ptrace.tracer.placed_breakpoints import Breakpoint
 from dprobes.engines.ptrace.tracer.probe_removal import tell_lowered
 from dprobes.engines.ptrace.tracer.tracer_state import Thread, ThreadState
-from dprobes.engines.ptrace.tracer_messages import Attached, Failed, Forked, Placed, Raised, Removed, Watched
+from dprobes.engines.ptrace.tracer_messages import Attached, Failed, Forked, Placed, Raised, Removed, Warned, Watched
+from dprobes.engines.refusals import is_dprobes
 from dprobes.errors import reason_of, system_error
 from dprobes.platform.linux import process_calls, ptrace_calls
 from dprobes.platform.linux.process_calls import processes_in_memory_of
@@ -310,6 +311,11 @@ class ProcessTree:
                 left.add(thread.pid)
         return left
 
+    def enter_descendant(self, pid: int, parent: int) -> None:
+        """Record a process that ``parent`` had started before it was traced, in the programs that follow processes."""
+        self._parents[pid] = parent
+        self._into_scopes(pid)
+
     def _is_in_scope(self, pid: int) -> bool:
         return any(pid in program.reach.pids for program in self._programs)
 
@@ -367,7 +373,7 @@ class Seizer:
         """
         held: list[Thread] = []
         first = self._threads.of_process(pid)[0]
-        while others := [other for other in processes_in_memory_of(first.tid) if not self._is_known(other)]:
+        while others := [other for other in processes_in_memory_of(first.tid) if not self.is_known(other)]:
             for other in others:
                 try:
                     held += self._seize(other, first.space)
@@ -380,7 +386,7 @@ class Seizer:
                     thread.is_outside = True
         return held
 
-    def _is_known(self, pid: int) -> bool:
+    def is_known(self, pid: int) -> bool:
         """Return whether a process is traced by this tracer; its parent's event may not have arrived yet."""
         return bool(self._threads.of_process(pid)) or _is_traced_by_us(pid)
 
@@ -430,6 +436,14 @@ class Seizer:
         return held
 
 
+def _children(pid: int) -> list[int]:
+    """Return the ids of the processes that the threads of a process have started; none if it has ended."""
+    try:
+        return sorted({child for tid in threads_of(pid) for child in children_of(pid, tid)})
+    except OSError:
+        return []
+
+
 def _is_traced_by_us(tid: int) -> bool:
     return process_field(tid, "TracerPid") == str(os.getpid())
 
@@ -445,9 +459,22 @@ _PATIENCE = 30.0
 
 
 class Attachment:
-    """Attachment of the tracer to the first process of a run: the command, or the process that the user names."""
+    """
+    Attachment of the tracer to the first process of a run: the command, or the process that the user names.
 
-    def __init__(self, state: TracerState, stopper: Stopper, modules: ModuleBreakpoints) -> None:
+    ``detach`` detaches a process of which some threads cannot be traced.
+    """
+
+    def __init__(
+        self,
+        state: TracerState,
+        stopper: Stopper,
+        modules: ModuleBreakpoints,
+        tree: ProcessTree,
+        detach: Callable[[int], object],
+    ) -> None:
+        self._tree = tree
+        self._detach = detach
         self._connection = state.connection
         self._programs = state.programs
         self._threads = state.threads
@@ -461,6 +488,7 @@ class Attachment:
         """
         Seize all threads in the memory of a process. Report ``Attached`` once its jumps are written, or an error.
 
+        The processes that it and its descendants have started before are seized, too, if a program follows processes.
         With ``launching``, the process has not called execve yet, so no breakpoints are placed in its present memory.
         """
         held: list[Thread] = []
@@ -485,8 +513,56 @@ class Attachment:
             return
         finally:
             self._stopper.release_all(held)
+        if not launching and any(program.reach.follow for program in self._programs):
+            self._begin_descendants(pid)
         self._pending = pid, time.monotonic() + _PATIENCE
         self.look_after()
+
+    def _begin_descendants(self, pid: int) -> None:
+        """
+        Attach to the descendants of a traced process, except processes of dprobes and what those have started.
+
+        A process that was started meanwhile is traced already. One that cannot be traced has no probes, as a warning
+        says.
+        """
+        refused: list[tuple[int, OSError]] = []
+        waiting = [pid]
+        while waiting:
+            parent = waiting.pop()
+            for child in _children(parent):
+                if child == self._connection.client or is_dprobes(child):
+                    continue
+                try:
+                    if not self._seizer.is_known(child):
+                        self._begin_descendant(child, parent)
+                except ProcessLookupError:
+                    continue  # it has ended
+                except OSError as error:
+                    refused.append((child, error))
+                waiting.append(child)
+        if refused:
+            first, problem = refused[0]
+            others = f"; and {len(refused) - 1} more" if len(refused) > 1 else ""
+            what = f"process {first} ({process_field(first, 'Name')}), a descendant of process {pid}, has no probes"
+            self._connection.send(Warned(f"{what}: it cannot be traced: {reason_of(problem)}{others}"))
+
+    def _begin_descendant(self, pid: int, parent: int) -> None:
+        """Seize a process, and place breakpoints in it; raise OSError, with nothing changed, if that fails."""
+        self._modules.learn(living_thread(pid))
+        try:
+            held = self._seizer.seize_all(pid)
+            held += self._seizer.seize_sharing(pid)
+        except (OSError, SharingError) as failure:
+            for thread in self._threads.of_process(pid)[:1]:
+                for user in list(thread.space.pids):
+                    self._detach(user)
+            raise failure.error if isinstance(failure, SharingError) else failure from None
+        try:
+            self._tree.enter_descendant(pid, parent)
+            leader = self._threads.of_process(pid)[0]
+            self._modules.begin(leader.space, leader)
+        finally:
+            self._stopper.release_all(held)
 
     def look_after(self) -> float | None:
         """Report a process as attached once its jumps are written; return the seconds until the next check or None."""
@@ -494,7 +570,7 @@ class Attachment:
             return None
         pid, until = self._pending
         remaining = until - time.monotonic()
-        if remaining > 0 and any(space.unwritten for space in self._threads.spaces() if pid in space.pids):
+        if remaining > 0 and any(space.unwritten for space in self._threads.spaces()):
             return remaining
         for space in self._threads.spaces():
             threads = self._threads.in_space(space)

@@ -116,7 +116,8 @@ class Tracer:
         self._connection, self._programs, self._threads = connection, state.programs, state.threads
         self._stopper, self._modules, self._tree, self._remover = stopper, modules, tree, remover
         self._counter, self._detacher, self._dumps = counter, detacher, dumps
-        self._attachment, self._patcher = Attachment(state, stopper, modules), patcher
+        self._attachment = Attachment(state, stopper, modules, tree, detacher.detach_process)
+        self._patcher = patcher
         self._jump_waits, self._handler_ends = jump_waits, handler_ends
         self._reclaimer = Reclaimer(state, stopper)
         self._hits = HitHandler(
