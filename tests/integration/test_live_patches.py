@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -497,9 +498,42 @@ def test_an_object_is_refused(reason: str, build: Builder, unchanged: subprocess
 def test_an_object_with_exceptions_is_refused(build: Builder, unchanged: subprocess.Popen[str]) -> None:
     path = build("refused.cc", *OBJECT, compiler="g++")
     assert patch(f"{path}:work", "-p", unchanged.pid, "--allow-write").stderr == (
-        f"dprobes: error: '{path}' throws or handles exceptions, whose tables the program would not find\n"
-        "hint: compile it -fno-exceptions\n"
+        f"dprobes: error: '{path}' throws or handles exceptions, and its tables have no end mark\n"
+        'hint: link it with "$(g++ -print-file-name=crtendS.o)" as the last file, or compile it -fno-exceptions\n'
     )
+
+
+RUST = """#![no_std]
+extern "C" {
+    fn orig_work(x: i64) -> i64;
+}
+static mut CALLS: [i64; 4] = [0; 4];
+#[panic_handler]
+fn panic(_: &core::panic::PanicInfo) -> ! {
+    loop {}
+}
+#[no_mangle]
+pub unsafe extern "C" fn work(x: i64) -> i64 {
+    CALLS[(x & 3) as usize] += 1;
+    orig_work(x).wrapping_add(1_000_000)
+}
+"""
+
+
+def test_a_function_is_replaced_by_one_in_rust(replaced: subprocess.Popen[str], tmp_path: Path) -> None:
+    if shutil.which("rustc") is None:
+        pytest.skip("rustc is not installed")
+    (tmp_path / "fix.rs").write_text(RUST)
+    flags = ("--crate-type", "cdylib", "-C", "panic=abort", "-O", "-C", "link-arg=-nostartfiles")
+    subprocess.run(["rustc", *flags, "fix.rs", "-o", "fix.so"], cwd=tmp_path, check=True, capture_output=True)
+    record = insert_patch(plan_patch(replaced.pid, tmp_path / "fix.so", "work", None, None)).record
+    assert ask(replaced).split()[0] == "1001003"
+    assert remove_patch(replaced.pid, record)
+    assert ask(replaced).split()[0] == "1003"
+    original, patched, wrong = results_of(replaced)
+    assert wrong == 0
+    assert original
+    assert patched
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,14 @@ import errno
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
+from dprobes.engines.ptrace.patching.exception_tables import REGISTER_FRAME, registration_code
 from dprobes.engines.ptrace.patching.patch_object import ORIGINAL, PatchObject, Piece
 from dprobes.engines.ptrace.patching.patch_records import (
     CODE_COPY,
     FORMER_CALL,
     JUMP_SIZE,
     OBJECT,
+    REGISTRATION,
     PatchRecord,
     former_call,
     link_to,
@@ -64,7 +66,7 @@ __all__ = [
 ]
 
 _MPROTECT = 10
-_PROT_READ, _PROT_READ_EXECUTE = 1, 5
+_PROT_READ, _PROT_READ_WRITE, _PROT_READ_EXECUTE = 1, 3, 5
 _MAP_PRIVATE, _MAP_ANONYMOUS, _MAP_FIXED_NOREPLACE = 0x02, 0x20, 0x100000
 
 _PATIENCE = 5.0
@@ -89,7 +91,8 @@ class PlannedPatch(NamedTuple):
     not patched. ``stack`` is the bottom of the process's first stack, by which an exec is detected; None if unknown.
 
     ``former`` is the patch that is at the function's entry already. The object calls it as ``orig_NAME``, or with
-    ``replaces`` the original function.
+    ``replaces`` the original function. ``register`` is the address of ``__register_frame``, if exceptions may pass
+    through the object; else 0.
     """
 
     pid: int
@@ -106,6 +109,7 @@ class PlannedPatch(NamedTuple):
     stack: int | None
     former: PatchRecord | None = None
     replaces: bool = False
+    register: int = 0
 
 
 class Inserted(NamedTuple):
@@ -176,7 +180,9 @@ def plan_patch(
     plan = _plan_jump(ModuleCode.of(module.module, module.bias), begin, name)
     originals = frozenset(ORIGINAL + each for each in (name.rpartition(":")[2], symbol))
     with memory_of(pid) as space:
-        addresses = _addresses(found, ProcessSymbols(pid, modules, module, space.read), originals, pid)
+        symbols = ProcessSymbols(pid, modules, module, space.read)
+        register = _register_frame(found, symbols, pid)
+        addresses = _addresses(found, symbols, originals, pid)
         former = next(iter(stack_at(space, patches_of(pid), plan.start)), None)
     from dprobes.resolve.breakpoints import inlined_places
 
@@ -184,8 +190,9 @@ def plan_patch(
     if former is not None:
         ranges += ((former.base, former.base + former.size),)
     return PlannedPatch(
-        pid, found, symbol, module, name, begin, ranges, plan, addresses, originals, inlined, stack, former, replaces
-    )
+        pid, found, symbol, module, name, begin, ranges, plan, addresses, originals, inlined, stack, former, replaces,
+        register,
+    )  # fmt: skip
 
 
 def _check_build_id(module: MappedModule, wanted: str | None, path: Path | None) -> None:
@@ -242,6 +249,19 @@ def _addresses(found: PatchObject, symbols: ProcessSymbols, originals: frozenset
             )
         addresses[each] = address or 0
     return addresses
+
+
+def _register_frame(found: PatchObject, symbols: ProcessSymbols, pid: int) -> int:
+    """Return the address of the function that registers exception tables; 0 if the object needs none."""
+    if found.exception_tables is None:
+        return 0
+    address = symbols.address_of(REGISTER_FRAME)
+    if address is None:
+        raise TargetError(
+            f"'{found.path}' throws or handles exceptions, and process {pid} has no '{REGISTER_FRAME}' for its tables",
+            hint="compile it -fno-exceptions",
+        )
+    return address
 
 
 # Insertion and removal
@@ -338,7 +358,8 @@ def _prepare(planned: PlannedPatch) -> _Memory:
     Raise ``EngineError`` if the process has no free memory within reach of a jump from the function.
     """
     pid, found, plan = planned.pid, planned.object, planned.plan
-    size = OBJECT + found.size
+    state, tables = OBJECT + found.size, found.exception_tables
+    size = state if tables is None else state + PAGE_SIZE
     near = [each for each in mappings_of(pid) if each.path == planned.module.name]
     if not near:
         raise EngineError(f"process {pid} no longer maps '{planned.module.name}'")
@@ -353,7 +374,7 @@ def _prepare(planned: PlannedPatch) -> _Memory:
     called = base + (CODE_COPY if former is None else FORMER_CALL)
     known = {**planned.addresses, **dict.fromkeys(planned.originals, called)}
     target = base + OBJECT + found.function(planned.symbol)
-    written = jump(plan.start, target)
+    written = jump(plan.start, target if tables is None else base + REGISTRATION)
     # Bytes after the displaced instructions are no code: padding after a short function.
     original = planned.module.elf.read(plan.start - planned.module.bias, JUMP_SIZE)
     record = PatchRecord(
@@ -368,18 +389,23 @@ def _prepare(planned: PlannedPatch) -> _Memory:
     image[CODE_COPY : CODE_COPY + len(copy.code)] = copy.code
     to_former = former_call(base + CODE_COPY if former is None else former.target)
     image[FORMER_CALL : FORMER_CALL + len(to_former)] = to_former
-    image[OBJECT:] = found.image(base + OBJECT, lambda name: known[name])
-    pieces = (
+    image[OBJECT:state] = found.image(base + OBJECT, lambda name: known[name])
+    pieces = [
         Piece(CODE_COPY, PAGE_SIZE, _PROT_READ_EXECUTE),
         *(piece._replace(offset=piece.offset + OBJECT) for piece in found.pieces()),
-    )
+    ]
+    if tables is not None:
+        registering = base + REGISTRATION, base + OBJECT + tables, planned.register, base + state, target
+        code = registration_code(*registering)
+        image[REGISTRATION : REGISTRATION + len(code)] = code
+        pieces.append(Piece(state, PAGE_SIZE, _PROT_READ_WRITE))
     moves = tuple((at, to) for at in plan.boundaries[1:] if (to := copy.copy_of(at)) is not None)
     site = SitePatch(
         ((0, 0, planned.begin),), plan.start, plan.raw, (plan.start + len(plan.raw), original[len(plan.raw) :]),
         ((plan.start, written),), (original,), moves,
         copy.boundaries, base + CODE_COPY + len(copy.code), begin=base + CODE_COPY,
     )  # fmt: skip
-    return _Memory(record, bytes(image), pieces, site)
+    return _Memory(record, bytes(image), tuple(pieces), site)
 
 
 def _map(held: HeldProcess, memory: _Memory) -> None:

@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.diagnostics import near_names
+from dprobes.engines.ptrace.patching.exception_tables import TABLES, has_end
 from dprobes.errors import TargetError
 from dprobes.target.elf.dynamic_relocations import GLOB_DAT, JUMP_SLOT, STT_GNU_IFUNC, dynamic_relocations
 from dprobes.target.elf.elf_file import ElfFile
@@ -48,6 +49,7 @@ _DF_TEXTREL = 4
 
 _EXCEPTIONS = ("__cxa_throw", "__gxx_personality_v0", "_Unwind_Resume", "rust_eh_personality")
 _EXCEPTION_TABLE = ".gcc_except_table"
+_HOW_TO_END = 'link it with "$(g++ -print-file-name=crtendS.o)" as the last file, or compile it -fno-exceptions'
 
 
 class Piece(NamedTuple):
@@ -83,9 +85,19 @@ class PatchObject:
         relocations = tuple(dynamic_relocations(elf))
         for relocation in relocations:
             _refuse_relocation(elf, relocation)
-        if elf.section(_EXCEPTION_TABLE) is not None:
-            _refuse_exceptions(elf)
-        return cls(elf, relocations)
+        found = cls(elf, relocations)
+        if found.exception_tables is not None and not has_end(elf):
+            _refuse(elf, "throws or handles exceptions, and its tables have no end mark", _HOW_TO_END)
+        return found
+
+    @property
+    def exception_tables(self) -> int | None:
+        """The offset of the call frame information, if exceptions may pass through the object's code; else None."""
+        names = {each.symbol.name for each in self._relocations if each.symbol is not None}
+        if self._elf.section(_EXCEPTION_TABLE) is None and names.isdisjoint(_EXCEPTIONS):
+            return None
+        section = self._elf.section(TABLES)
+        return 0 if section is None else section.address - self._start
 
     @property
     def path(self) -> Path:
@@ -177,10 +189,6 @@ def _refuse(elf: ElfFile, reason: str, hint: str | None = None) -> NoReturn:
     raise TargetError(f"'{elf.path}' {reason}", hint=hint)
 
 
-def _refuse_exceptions(elf: ElfFile) -> NoReturn:
-    _refuse(elf, "throws or handles exceptions, whose tables the program would not find", "compile it -fno-exceptions")
-
-
 def _refuse_dynamic(elf: ElfFile) -> None:
     values = elf.dynamic.values
     if _DT_INIT in values or _DT_FINI in values or any(values.get(size) for size in _DT_ARRAYS):
@@ -215,8 +223,6 @@ def _refuse_relocation(elf: ElfFile, relocation: Relocation) -> None:
         _refuse(elf, "has a function that is chosen at run time (IFUNC)", "give the one to be used a plain name")
     if kind not in (_NONE, _64, GLOB_DAT, JUMP_SLOT, _RELATIVE):
         _refuse(elf, f"has a relocation of kind {kind}, which is not supported", "compile it with -fPIC")
-    if symbol is not None and symbol.name in _EXCEPTIONS:
-        _refuse_exceptions(elf)
     segments = (segment for segment in elf.load_segments if segment.vaddr <= place)
     if kind != _NONE and not any(
         place + 8 <= segment.vaddr + segment.memsz and not segment.flags & _PF_X for segment in segments

@@ -7,7 +7,9 @@ The memory of a patch is one mapping, within reach of a jump from the function::
     + 4088     u64 base of the former patch, 0 without one
     + 4096     copy of the displaced instructions              r-x
     + 6144     jump to the address in the slot, and the slot
+    + 7168     code that registers exception tables
     + 8192     the object                                      as its segments say
+    ...        state of the registration, if there is any      rw-
 
 The function's entry has the jump of the patch that was inserted last, the top of the stack. The words at + 4088 lead
 from it to the patches below. An object calls the former function through the slot, or the original through the copy.
@@ -37,6 +39,7 @@ __all__ = [
     "FORMER_CALL",
     "JUMP_SIZE",
     "OBJECT",
+    "REGISTRATION",
     "PatchRecord",
     "PatchState",
     "former_call",
@@ -61,6 +64,8 @@ CODE_COPY, OBJECT = PAGE_SIZE, 2 * PAGE_SIZE
 FORMER_CALL = CODE_COPY + 2048
 """Offset of the jump to the former function."""
 _SLOT = FORMER_CALL + 8
+REGISTRATION = CODE_COPY + 3072
+"""Offset of the code that registers exception tables."""
 _WORD_MAX = (1 << 63) - 1
 _JUMP, JUMP_SIZE = b"\xe9", 5
 
