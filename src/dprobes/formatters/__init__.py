@@ -1,4 +1,4 @@
-"""Formatters: conversion of log records to text. Each is a function of the record and the place of its probepoint."""
+"""Formatters, which convert log records to text. Each is a function of the record and the place of its probepoint."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FORMATS = ("text", "dprobes", "dump", "hex", "json", "csv")
 """The valid names for ``--format``."""
 
 LOG_FORMATS = (*FORMATS, "binary")
-"""The formats of log targets: those of formatters, and ``binary``, the bytes of the records."""
+"""Formats of log targets: those of formatters, and ``binary``, the bytes of the records."""
 
 WITHOUT_TEMPLATES = ("dump", "hex")
 """The formats that show data without templates."""
@@ -27,10 +27,10 @@ WITHOUT_TEMPLATES = ("dump", "hex")
 
 class Formatter(Protocol):
     """
-    A function that converts a record to text without a final line end.
+    Function that converts a record to text without a final line end.
 
-    ``wall_offset``, added to a record's time, CLOCK_MONOTONIC, results in nanoseconds since 1970; it may be changed.
-    ``heading``, if not empty, is to be printed once before all records, without its line end.
+    ``wall_offset`` plus a record's time (CLOCK_MONOTONIC) is the time in nanoseconds since 1970; it may be changed. If
+    ``heading`` is not empty, it must be printed once before all records; it has no line end.
     """
 
     wall_offset: int
@@ -60,9 +60,9 @@ def formatter(
     """
     Return the formatter called ``name``, one of ``FORMATS``, for records of one program.
 
-    ``live`` is true if the records are of processes of this machine that may still run, whose mappings then provide
-    names of addresses. ``carried`` are the names in the records' trace file. ``host`` is the name of the records'
-    machine, empty if unknown. ``columns`` and ``is_brief`` are those of ``LineFormatter``.
+    ``live`` is True if the records are of processes of this machine that may still run, whose mappings then provide
+    names of addresses. ``carried`` has the names in the records' trace file. ``host`` is the name of the records'
+    machine, or empty. ``columns`` and ``is_brief`` are as in ``LineFormatter``.
     """
     match name:
         case "text":

@@ -1,11 +1,11 @@
 """
-The names of addresses in a record, in the form that all outputs with fields use.
+Names of addresses in a record, in the form that all outputs with fields use.
 
 If a template prints a field by the name of its address (``%a``), there is an additional field ``FIELD_name``, its
-companion. The companion of a field with several addresses, a call stack (``%k``) or an array, is ``FIELD_names``. An
-unknown address stays a number, and the reason why a stack ends early is a text in angle brackets, as in lines of text.
-The function of a record is that of its probepoint; for a sampler or a watchpoint it is the function that contains the
-ip.
+companion. A field with several addresses, a call stack (``%k``) or an array, has the companion ``FIELD_names``. An
+unknown address stays a number. The reason why a stack ends early is a text in angle brackets, as in lines of text. The
+function of a record is the function of its probepoint. For a sampler or a watchpoint, it is the function that contains
+the ip.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class AddressField(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def address_fields(template: Template, word_size: int) -> tuple[AddressField, ...]:
-    """Return the fields of a template whose addresses have names; most templates have none."""
+    """Return the fields of a template whose addresses have names. Most templates have none."""
     fields = fields_of(template, word_size)
     taken = {field.name for field in fields}
     found = []
@@ -77,9 +77,9 @@ def code_names(
     value: Value, record: LogRecord, place: Place, symboliser: Symboliser, *, is_stack: bool
 ) -> str | tuple[str, ...] | None:
     """
-    Return the name of an address, or of each of several; None if the value is not an address.
+    Return the name of an address, or of each of several, or None if the value is not an address.
 
-    With ``is_stack``, several addresses are a call stack: return addresses follow the first one.
+    With ``is_stack``, several addresses are a call stack, in which return addresses follow the first one.
     """
     match value:
         case int():
@@ -110,7 +110,11 @@ def _name(address: int, record: LogRecord, place: Place, symboliser: Symboliser)
 
 
 def function_of(record: LogRecord, place: Place, symboliser: Symboliser | None) -> str:
-    """Return the function of a record: its probepoint's, else that of the ip, or an empty string if it is unknown."""
+    """
+    Return the function of a record: its probepoint's, or else that of the ip.
+
+    Return an empty string if it is unknown.
+    """
     if place.is_code or place.function or symboliser is None or record.ip is None:
         return place.routine
     found = symboliser.code_name(record.ip, record, place)

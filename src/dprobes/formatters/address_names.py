@@ -3,7 +3,7 @@ Names for the addresses in records, from the sources available when a record is 
 
 Names from the trace file, which were found when the record was written, come first. The mappings of a process that is
 still running come next. For a process that has ended, or ran on another machine, only the address of the probepoint is
-known. With a file of the same build, that address yields the addresses of its module. Names are not guessed: an unknown
+known. With a file of the same build, that address gives the addresses of its module. Names are not guessed: an unknown
 address stays a number.
 """
 

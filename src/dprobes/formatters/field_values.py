@@ -1,4 +1,4 @@
-"""The fields of records by name: header items, fields of templates, or otherwise words and items of the data."""
+"""Fields of records by name: header items, and fields of templates, or else words and items of the data."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ HEADER_FIELDS = {
 _TEXTS = ("name", "host", "program", "module", "symbol", "function")
 PLACE_FIELDS = ("module", "symbol", "function")
 _OTHERS = ("word_size", "stack_trace", "host", "program")
-"""Further attributes of a record, as in JSON lines and conditions; template fields of the same name override them."""
+"""Further attributes of a record, as in JSON lines and conditions. Template fields of the same name override them."""
 
 _ADDRESSES = ("ip", "sp")
 
@@ -62,12 +62,12 @@ _SHOWN = 6
 
 class FieldValues:
     """
-    A finder of fields in the records of one program.
+    Finder of fields in the records of one program.
 
     A name is one of HEADER_FIELDS, ``word_size``, ``stack_trace`` (1 or 0), ``host``, ``program``, ``module``,
     ``symbol``, ``function``, a field of a written or derived template, ``word0`` (the first word of the data), or
     ``item0`` (the first item, if the data describe themselves). ``host`` is the name of the records' machine. With
-    ``symboliser`` the text of an address that a template prints by name is that name, and samples and accesses have a
+    ``symboliser``, the text of an address that a template prints by name is that name, and samples and accesses have a
     ``function``, too.
     """
 
@@ -251,7 +251,11 @@ class ProgramDataReader:
         return found
 
     def function(self, record: LogRecord) -> str:
-        """Return the function of a record: its probepoint's, else that of the ip; an empty string if it is unknown."""
+        """
+        Return the function of a record: its probepoint's, or else that of the ip.
+
+        Return an empty string if it is unknown.
+        """
         place = record.place
         if place is None or place.is_code or place.function or record.ip is None:
             return "" if place is None else place.routine

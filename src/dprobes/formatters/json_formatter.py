@@ -53,7 +53,7 @@ PLACES_MAX = 1 << 16
 """Maximum number of places that are remembered."""
 
 _EXACT_MAX = (1 << 53) - 1
-"""The greatest number up to which doubles represent all integers; see RFC 8259, section 6."""
+"""Greatest number up to which doubles represent all integers (RFC 8259, section 6)."""
 
 
 def address_text(address: int | None) -> str | None:
@@ -115,7 +115,7 @@ class _ProgramFormatter(ABC):
         """Return a decoded record of the probepoint ``place`` as text, without a final line end."""
 
     def encoded(self, record: bytes, place: Place) -> str:
-        """Return an encoded record of the probepoint ``place`` as text; raise ``FormatError`` if it is invalid."""
+        """Decode and format a record of the probepoint ``place``; raise ``FormatError`` if the record is invalid."""
         return self(decode_record(record), place)
 
 

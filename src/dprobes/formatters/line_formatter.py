@@ -1,14 +1,14 @@
 """
-The format ``text``: a record in one readable line; the output of its template and dumps may take several lines.
+The format ``text``: a record in one readable line. The output of its template and dumps may take several lines.
 
 ::
 
     16:20:31.004217  redis-server[812]  malloc  arg0=472
     time of day      process and id     place   the data
 
-An item that the record does not carry is omitted. Without a template the data are printed by one that was derived from
-the handler, else as their items, else in hexadecimal. The place is omitted if the user wrote a template, whose text
-identifies the hit.
+An item that the record lacks is omitted. Without a written template, the data are printed by a template that was
+derived from the handler, or else as their items, or else in hexadecimal. The place is omitted if the user wrote a
+template, whose text identifies the hit.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ _FURTHER = "\n    "
 """The beginning of all lines of a record after the first."""
 
 _EXTRA = (("uid", "uid={}"), ("cs", "cs={:#x}"), ("ip", "ip={:#x}"), ("ss", "ss={:#x}"), ("sp", "sp={:#x}"))
-"""Items that are shown if the user requested them; the CPU, which records have by default, is not."""
+"""Items that are shown if the user requested them. The CPU, which records have by default, is not shown."""
 
 _SHORT = Item.MAJOR | Item.MINOR | Item.CPU | Item.PID | Item.TIME | Item.PROCESS_NAME | Item.WIDE
 """The items of records that may be printed without decoding them."""
@@ -88,14 +88,14 @@ _Kept = TypeVar("_Kept")
 
 class LineFormatter:
     """
-    A formatter that prints a record in one line, unless its template has several.
+    Formatter that prints a record in one line, unless its template has several.
 
-    The records are of ``source``; ``live`` ones are of processes of this machine that may still run; ``carried`` are
-    the names in their trace file. ``columns`` are those of a terminal; without them nothing is aligned, so that lines
-    suit tools like cut(1). With ``is_brief`` user and registers are not printed, for records with all items that were
-    not requested individually.
+    The records are of ``source``. With ``live``, they are of processes of this machine that may still run. ``carried``
+    has the names in their trace file. ``columns`` are those of a terminal; without them nothing is aligned, so that
+    lines suit tools like cut(1). With ``is_brief``, user and registers are not printed, for records with all items that
+    were not requested individually.
 
-    The imports for templates are deferred to the first record: a run may have none.
+    The imports for templates are deferred to the first record, because a run may have none.
     """
 
     heading = ""
@@ -148,7 +148,7 @@ class LineFormatter:
         return parts
 
     def encoded(self, record: bytes, place: Place) -> str:
-        """Return an encoded record of the probepoint ``place`` as text; raise ``FormatError`` if it is invalid."""
+        """Decode and format a record of the probepoint ``place``; raise ``FormatError`` if the record is invalid."""
         begin = record[:CODES_END]
         try:
             way = self._ways[begin]
@@ -213,7 +213,7 @@ class LineFormatter:
         """
         Return a conversion that prints records without decoding them, or None if these records have to be decoded.
 
-        ``begin`` are the first ``CODES_END`` bytes of such records: the flag word and the codes. The result is cached.
+        ``begin`` has the first ``CODES_END`` bytes of such records: the flag word and the codes. The result is cached.
         """
         from dprobes.formatters.templates.data_extraction import compiled_of
 
@@ -242,10 +242,10 @@ class LineFormatter:
 
 class _ShortWay(NamedTuple):
     """
-    The conversion of records with one flag word, major and minor code to text without decoding them.
+    Conversion of records with one flag word, major and minor code to text, without decoding them.
 
     ``header`` unpacks process id and time, if present; process name and data follow them. ``data`` is None if the data
-    have no template. ``codes`` are printed instead of an unknown place. ``is_written`` is true if a user wrote the
+    have no template. ``codes`` is printed instead of an unknown place. ``is_written`` is True if a user wrote the
     template.
     """
 

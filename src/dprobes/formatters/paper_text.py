@@ -5,9 +5,9 @@ The paper's text: a header line, then the data in hexadecimal (seed 000, section
 
     DProbes(%d,%d) cpu=%d name=%s pid=%d uid=%d cs=%x eip=%08lx ss=%x esp=%08lx tsc=%08lx:%08lx
 
-An item that the record does not carry is omitted. Programs with 8-byte words have ``rip=%016lx`` and ``rsp=%016lx``; a
-thread id, ``cut=1`` where the log buffer had no room for all, and the function that a pattern matched come last; the
-paper does not have these. ``tsc`` is wall-clock time in seconds and microseconds.
+An item that the record lacks is omitted. Programs with 8-byte words have ``rip=%016lx`` and ``rsp=%016lx``. Three items
+that the paper does not have come last: a thread id, ``cut=1`` if the log buffer had no room for all data, and the
+function that a pattern matched. ``tsc`` is wall-clock time in seconds and microseconds.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ _KNOWN = Item.WIDE | Item.STACK_TRACE | sum(item for item, _ in FIXED_ITEMS)
 
 class HeaderLine(NamedTuple):
     """
-    The format of the beginning of records with one flag word.
+    Format of the beginning of records with one flag word.
 
-    ``layout`` unpacks the values for ``template``; with ``has_time`` the last value is printed as two: seconds and
+    ``layout`` unpacks the values for ``template``. With ``has_time``, the last value is printed as two: seconds and
     microseconds.
     """
 

@@ -1,7 +1,8 @@
 """
-The location of addresses in records that will be displayed by name, while their processes may still run.
+Location of addresses in records that will be displayed by name, while their processes may still run.
 
-These are the addresses that a template prints by name, those of call stacks, and the ip of samplers and watchpoints.
+These are the addresses that a template prints by name, the addresses in call stacks, and the ip of samplers and
+watchpoints.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ class RecordedNames:
                     found[id(located)] = located
 
     def _code_at(self, address: int, record: LogRecord, place: Place, *, is_return: bool) -> LocatedCode | None:
-        """Return the location of an address, or of the call before a return address; None if it is unknown."""
+        """Return the location of an address, or of the call before a return address, or None if it is unknown."""
         located = self._symboliser.located(address - is_return, record, place)
         if is_return and (located is None or located.function is None):
             return self._symboliser.located(address, record, place)

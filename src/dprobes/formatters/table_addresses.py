@@ -33,9 +33,9 @@ def names_for(
     source: RecordSource, tables: Sequence[Table], *, live: bool = True, carried: CarriedNames | None = None
 ) -> Names:
     """
-    Return the provider of names for the addresses in tables; one without names if there are no addresses.
+    Return the provider of names for the addresses in tables, which is empty if there are no addresses.
 
-    ``live`` is true if the addresses are of processes of this machine; ``carried`` are the names in their trace file.
+    ``live`` is True if the addresses are of processes of this machine. ``carried`` has the names in their trace file.
     """
     if not has_addresses(tables):
         return NO_NAMES
@@ -58,7 +58,7 @@ class ProcessAddresses:
         self._images = images
 
     def name_of(self, address: int, pid: int | None) -> str | None:
-        """Return the name of an address in a process, or without one in any process; None if it is unknown."""
+        """Return the name of an address in a process, or in any process without ``pid``, or None if it is unknown."""
         return self._symboliser.name_of(address, self._record(address, pid), None)
 
     def caller_name(self, address: int, pid: int | None) -> str | None:
@@ -75,7 +75,7 @@ class ProcessAddresses:
         """
         Return the parts of the name of a stack's address, or None if it is unknown.
 
-        With ``is_caller`` it is a return address, and the name is that of the call before it.
+        With ``is_caller``, it is a return address, and the name is that of the call before it.
         """
         record = self._record(address - is_caller, pid)
         find = self._symboliser.caller_name if is_caller else self._symboliser.code_name

@@ -33,11 +33,11 @@ _NOWHERE = Place("", "")
 
 class TemplateLibrary:
     """
-    A formatter of binary records with the templates of a directory.
+    Formatter of binary records with the templates of a directory.
 
-    ``wall_offset``, in nanoseconds, is added to the time of records to get nanoseconds since 1970; the default is that
-    of this machine and boot. With ``live`` the records are of processes that may still run, whose mappings provide
-    names of addresses.
+    ``wall_offset``, in nanoseconds, is added to the time of records to get nanoseconds since 1970. The default is the
+    offset of this machine and boot. With ``live``, the records are of processes that may still run, whose mappings
+    provide names of addresses.
     """
 
     def __init__(self, *, wall_offset: int | None = None, live: bool = False) -> None:

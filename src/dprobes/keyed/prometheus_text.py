@@ -6,10 +6,10 @@ Tables in the text format of Prometheus (https://prometheus.io/docs/instrumentin
     # TYPE dprobes_hits counter
     dprobes_hits_total{comm="bash",key1="3"} 42
 
-A count is a counter, other numbers are gauges. ``avg`` and ``stats`` are summaries without quantiles, with gauges for
-minimum and maximum. Histograms are histograms, whose buckets count the values up to ``le``, inclusive. The labels are
-the fields of the key: ``comm``, ``stack`` and ``kernel_stack``, the others ``key0``, ``key1`` by their index. Times are
-in seconds, Prometheus's base unit. A stored string or call stack is a label, ``value``, of a gauge with the value 1.
+A count is a counter; other numbers are gauges. ``avg`` and ``stats`` are summaries without quantiles, with gauges for
+minimum and maximum. The buckets of a histogram count the values up to ``le`` (included). The labels are the fields of
+the key: ``comm``, ``stack`` and ``kernel_stack``, and otherwise ``key0``, ``key1`` by their index. Times are in
+seconds, Prometheus's base unit. A stored string or call stack is a label, ``value``, of a gauge with the value 1.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _UNITS = {Unit.NONE: ("", 1), Unit.BYTES: ("_bytes", 1), Unit.NANOSECONDS: ("_se
 
 
 def exposition(contents: Sequence[TableContents], names: Names = NO_NAMES) -> str:
-    """Return tables in the Prometheus text exposition format; ``names`` names the addresses in keys."""
+    """Return tables in the Prometheus text exposition format. ``names`` has the names of addresses in keys."""
     return "".join(f"{line}\n" for each in contents for line in _lines(each, names))
 
 

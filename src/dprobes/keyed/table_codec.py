@@ -1,5 +1,5 @@
 """
-The binary form of tables' contents, for trace files and for clients of the manager.
+Binary form of tables' contents, for trace files and for clients of the manager.
 
 ::
 
@@ -104,7 +104,7 @@ def _swapped(key: bytes, keys: Sequence[Key]) -> bytes:
 
 
 def parse_statement(text: str) -> Table:
-    """Return the table whose ``str`` is ``text``; raise ``ValueError`` if the text is invalid."""
+    """Return the table that a statement declares (its ``str``); raise ``ValueError`` if the statement is invalid."""
     match = _STATEMENT.fullmatch(text)
     if match is None:
         raise ValueError(f"'{text[:40]}' describes no table")

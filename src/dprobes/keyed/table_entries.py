@@ -1,5 +1,5 @@
 """
-The entries of a table in memory that one process writes, and others may read at the same time.
+Entries of a table in memory that one process writes, and others may read at the same time.
 
 ::
 
@@ -39,7 +39,7 @@ class KeyedStore(Protocol):
     table: Table
 
     def tally(self, key: bytes, value: int = 0) -> None:
-        """Add a signed number to the entry of a key: to its count, sum, extremes or histogram, by the table's kind."""
+        """Add a signed number to a key's entry: to its count, sum, extremes or histogram, by the table's kind."""
 
     def value(self, key: bytes) -> int:
         """Return the number in the entry of a key (``table_layout.shown_value``), 0 if there is none."""
@@ -102,7 +102,7 @@ class TableStore(TableReader):
 
     @classmethod
     def taken_over(cls, table: Table, cells: memoryview) -> Self:
-        """Return the store of ``table`` in memory ``cells`` that another writer, which has stopped, has filled."""
+        """Return the store of ``table`` in memory that another writer has filled. That writer must have stopped."""
         store = cls(table, cells)
         for entry in range(cells[_USED]):
             start = _HEAD + entry * store._stride
@@ -114,7 +114,7 @@ class TableStore(TableReader):
         return store
 
     def tally(self, key: bytes, value: int = 0) -> None:
-        """Add a signed number to the entry of a key: to its count, sum, extremes or histogram, by the table's kind."""
+        """Add a signed number to a key's entry: to its count, sum, extremes or histogram, by the table's kind."""
         place = self._values.get(key)
         if place is None:
             place = self._enter(key)
@@ -136,7 +136,7 @@ class TableStore(TableReader):
                 assert_never(other)
 
     def keep(self, key: bytes, value: bytes) -> None:
-        """Store a string or a call stack, padded to the table's value size; without room, count the key as lost."""
+        """Store a string or a call stack, padded to the table's value size. Without room, count the key as lost."""
         place = self._values.get(key)
         if place is None:
             place = self._enter(key)

@@ -125,9 +125,9 @@ def hist_bucket(value: int) -> int:
 
 def bucket_of(number: int) -> int:
     """
-    Return the number of the bucket of a signed number in a histogram by powers of two.
+    Return the number of a signed number's bucket in a histogram by powers of two.
 
-    Bucket 0 is for 0; bucket n > 0 is for the numbers from 2**(n-1) to 2**n - 1, and bucket -n for their negatives.
+    Bucket 0 is for 0. Bucket n > 0 is for the numbers from 2**(n-1) to 2**n - 1, and bucket -n for their negatives.
     """
     return number.bit_length() if number >= 0 else -(-number).bit_length()
 
@@ -185,7 +185,7 @@ def changes(table: Table, value: int) -> Iterator[tuple[int, Change, int]]:
 
 
 def changed(table: Table, cells: Sequence[int], value: int) -> list[int]:
-    """Return the cells of a value after tallying a number; a 64-bit pattern is interpreted as signed."""
+    """Return the cells of a value after tallying a number. A 64-bit pattern is interpreted as signed."""
     found = list(cells)
     for cell, change, number in changes(table, value):
         match change:
@@ -199,7 +199,7 @@ def changed(table: Table, cells: Sequence[int], value: int) -> list[int]:
 
 
 def merges_by_adding(table: Table, cell: int) -> bool:
-    """Return whether the cells of several CPUs are merged by addition; otherwise their maximum is the result."""
+    """Return True if the cells of several CPUs are merged by addition. Otherwise, the result is their maximum."""
     match table.kind:
         case TableKind.MIN | TableKind.MAX:
             return False
@@ -250,7 +250,7 @@ def shown_value(table: Table, cells: Sequence[int]) -> int:
 
 
 class Bucket(NamedTuple):
-    """A bucket of a histogram, from ``low`` up to, but not including, ``high``; None is an open end."""
+    """Bucket of a histogram, from ``low`` (included) to ``high`` (excluded). None is an open end."""
 
     low: int | None
     high: int | None
@@ -338,9 +338,9 @@ class Names(Protocol):
 
     def name_of(self, address: int, pid: int | None) -> str | None:
         """
-        Return the name of an address in a process; without ``pid``, in the kernel or the module.
+        Return the name of an address in a process, or None if it is unknown.
 
-        None if it is unknown.
+        Without ``pid``, the address is in the kernel or the module.
         """
 
     def caller_name(self, address: int, pid: int | None) -> str | None:
@@ -366,15 +366,16 @@ NO_NAMES: Names = _NoNames()
 
 
 def parts_of(table: Table, key: bytes, names: Names = NO_NAMES) -> tuple[Part, ...]:
-    """Return the fields of a key as displayed; a call stack is a list of frame names, innermost first."""
+    """Return the displayed fields of a key. A call stack is a list of frame names, innermost first."""
     return _parts(table.keys, key, names)
 
 
 def kept_part(table: Table, cells: Sequence[int], names: Names = NO_NAMES) -> str | list[str]:
     """
-    Return the string or call stack that a table keeps as a value, as displayed.
+    Return the string or call stack that a table keeps as a value, in its displayed form.
 
-    ``cells`` are the value. A call stack is a list of frame names, innermost first; ``names`` names its addresses.
+    ``cells`` has the value. A call stack is a list of frame names, innermost first; ``names`` has the names of its
+    addresses.
     """
     assert table.value is not None
     found = _parts((table.value,), struct.pack(f"{len(cells)}Q", *cells), names)[0]

@@ -50,7 +50,7 @@ _TIMES = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us"))
 
 
 def quantity(number: float, unit: Unit) -> str:
-    """Return a number with its unit: ``1.2 ms``, ``4 KiB``; without a unit unchanged."""
+    """Return a number with its unit: ``1.2 ms``, ``4 KiB``. Without a unit, the number is unchanged."""
     if number < 0:
         return f"-{quantity(-number, unit)}"
     match unit:
@@ -141,8 +141,8 @@ def ordered_rows(contents: TableContents, rows: int | None = None) -> list[Table
     """
     Return the rows sorted by value, the greatest last.
 
-    ``rows`` is the maximum number of rows, which are those with the greatest values; rows whose number has returned to
-    0 are omitted then. None means all rows.
+    At most ``rows`` rows are returned, which have the greatest values; rows whose number has returned to 0 are then
+    omitted. None means all rows.
     """
     table = contents.table
     found = sorted(contents.rows, key=lambda row: (shown_value(table, row.cells), row.key))
@@ -157,7 +157,7 @@ def table_lines(contents: TableContents, rows: int | None = None, names: Names =
     """
     Iterate over the lines that show a table: rows by value, the greatest last, with bars for histograms.
 
-    ``rows`` is the maximum number of rows, None for all; ``names`` names addresses.
+    ``rows`` is the maximum number of rows, or None for all. ``names`` has the names of addresses.
     """
     table, name = contents.table, shown_name(contents.table)
     shown = ordered_rows(contents, rows)
@@ -193,7 +193,11 @@ def shown_name(table: Table) -> str:
 
 
 def value_text(table: Table, cells: Sequence[int], names: Names = NO_NAMES) -> str:
-    """Return a value that is not a histogram as displayed; ``names`` names the addresses of a call stack."""
+    """
+    Return the displayed form of a value that is not a histogram.
+
+    ``names`` has the names of a call stack's addresses.
+    """
     if table.keeps_bytes:
         return _part_text(kept_part(table, cells, names))
     unit = table.unit
@@ -245,7 +249,7 @@ def _estimate(value: float, table: Table) -> str:
 
 
 def bar_lines(buckets: Sequence[tuple[str, int]]) -> Iterator[str]:
-    """Iterate over the lines of a histogram; empty buckets around it are omitted, and long gaps in it abbreviated."""
+    """Iterate over the lines of a histogram, without empty buckets around it. Long gaps in it are abbreviated."""
     filled = [n for n, (_, count) in enumerate(buckets) if count]
     if not filled:
         return
@@ -290,7 +294,7 @@ def table_objects(
     """
     Iterate over JSON objects for the rows, the greatest value last, and one for the number of lost values.
 
-    ``rows`` is the maximum number of rows, None for all; ``names`` names addresses.
+    ``rows`` is the maximum number of rows, or None for all. ``names`` has the names of addresses.
     """
     table = contents.table
     head: dict[str, Any] = {"table": table.name, "kind": table.kind.value}
@@ -337,10 +341,10 @@ def value_object(table: Table, cells: Sequence[int], names: Names = NO_NAMES) ->
 
 class ShownRow(NamedTuple):
     """
-    A row as text and as data.
+    Row as text and as data.
 
-    ``title`` is the table with the key, ``text`` the value, ``keys`` are the fields of the key as text. ``value`` has
-    the value's fields as in JSON; for lost tallies it is a last row with ``lost``.
+    ``title`` is the table with the key, ``text`` the value, and ``keys`` the fields of the key as text. ``value`` has
+    the value's fields as in JSON. Lost tallies are a last row, whose value has the field ``lost``.
     """
 
     title: str
@@ -355,7 +359,7 @@ class ShownRow(NamedTuple):
 
 
 def shown_rows(contents: TableContents, names: Names = NO_NAMES, limit: int | None = None) -> Iterator[ShownRow]:
-    """Iterate over the rows of a table, the greatest value last; ``limit`` restricts their number."""
+    """Iterate over the rows of a table, the greatest value last. ``limit`` restricts their number."""
     table, name = contents.table, shown_name(contents.table)
     for row in ordered_rows(contents, limit):
         keys = tuple(
@@ -383,11 +387,11 @@ def shown_rows(contents: TableContents, names: Names = NO_NAMES, limit: int | No
 
 class KeyedTable:
     """
-    A snapshot of a table: a mapping from keys, which are tuples of key fields, to values.
+    Snapshot of a table: a mapping from keys, which are tuples of key fields, to values.
 
     ``lost`` counts the values whose keys had no room. A key field is a number, a string, or a tuple of the frames of a
-    stack. The value is the number that ``push table`` yields; in a table of strings or stacks, it is a string or a
-    tuple of frames. ``details`` returns all fields of a key's value.
+    stack. The value is the number that ``push table`` yields, or, in a table of strings or stacks, a string or a tuple
+    of frames. ``details`` returns all fields of a key's value.
     """
 
     def __init__(self, contents: TableContents, names: Names = NO_NAMES) -> None:

@@ -1,1 +1,1 @@
-"""The binary log record: its layout, written once, its encoding and decoding, and tables of many records."""
+"""Binary log record: its layout, its encoding and decoding, and tables of many records."""

@@ -3,7 +3,7 @@ Records as a stream of frames, for lines without files: ``--log-format binary``.
 
 The original sent a header that begins with facility id and header length to COM1 and COM2, then the data, then CR LF
 (recovered reference, 3.2 and 3.3). Its reader could not find the end of data that contains a CR LF. A frame has the
-same parts, preceded by the length of the data; header and data are those of the record (``log_record``)::
+same parts, preceded by the length of the data. Header and data are those of the record (``log_record``)::
 
     offset  size
     0       2    facility id, 1
@@ -14,7 +14,7 @@ same parts, preceded by the length of the data; header and data are those of the
     8+h+d   2    CR LF (13, 10)
 
 Lengths are in the record's byte order, which the facility id indicates: 01 00 is little endian, 00 01 big. A frame with
-h = 0 carries no record: its data is a u32, the number of records that were lost at this place.
+h = 0 has no record. Its data is a u32, the number of records that were lost at this place.
 
 The decoder skips and counts bytes that are not part of a frame, such as those after a loss on the line, and
 resynchronizes at the next frame.
@@ -78,7 +78,7 @@ def record_frame(record: bytes) -> bytes:
 
 
 def lost_frame(count: int) -> bytes:
-    """Return the frame that reports ``count`` lost records; the reported number is at most 2**32 - 1."""
+    """Return the frame that reports ``count`` lost records, of which at most 2**32 - 1 are reported."""
     return _PREFIX["little"].pack(_FACILITY, 0, _LOST_SIZE) + min(count, 0xFFFF_FFFF).to_bytes(4, "little") + _END
 
 
@@ -94,12 +94,12 @@ class FrameDecoder:
         self._garbage = 0
 
     def feed(self, data: bytes) -> Iterator[Frame | Lost | Garbage]:
-        """Iterate over the frames that ``data`` completes; the caller must exhaust the iterator."""
+        """Iterate over the frames that ``data`` completes. The caller must exhaust the iterator."""
         self._data += data
         return self._decode(is_end=False)
 
     def finish(self) -> Iterator[Frame | Lost | Garbage]:
-        """Iterate over the items in the buffered bytes at the end of the stream; an incomplete frame is ``Garbage``."""
+        """Iterate over the items in the buffered bytes at the end of the stream. An incomplete frame is ``Garbage``."""
         yield from self._decode(is_end=True)
         yield from self._passed_over()
 
@@ -159,7 +159,7 @@ class FrameDecoder:
         return (Frame(body), whole) if is_record else (None, 1)
 
     def _next_candidate(self, start: int) -> int:
-        """Return the next offset where a frame may begin; the last byte may be the first byte of a frame."""
+        """Return the next offset at which a frame may begin. The last byte may be the first byte of a frame."""
         found = [place for mark in _ORDERS if (place := self._data.find(mark, start + 1)) >= 0]
         return min(found, default=max(len(self._data) - 1, start + 1))
 

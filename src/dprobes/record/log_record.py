@@ -98,7 +98,7 @@ class Item(IntFlag):
 
 
 ABOUT_RECORDS = Item.WIDE | Item.STACK_TRACE | Item.CUT
-"""Flags that describe the record; they are not items that users can request."""
+"""Flags that describe the record. They are not items that users can request."""
 
 FIXED_ITEMS = (
     (Item.MAJOR, "major"),
@@ -119,12 +119,12 @@ _CODES = {Item.IP: "Q", Item.SP: "Q", Item.TIME: "Q"}
 
 class LogRecord(NamedTuple):
     """
-    A decoded record; an item that the record lacks is None.
+    Decoded record, in which an item that the record lacks is None.
 
     There may be a million records per second, and a named tuple is created several times faster than a dataclass.
-    ``time`` is CLOCK_MONOTONIC in nanoseconds. If ``is_stack_trace`` is true, ``data`` is a stack trace. If ``is_cut``
-    is true, the log buffer (``logmax``) had no room for what comes after ``data``. ``place`` is not part of a record's
-    bytes: it is added where the probepoint is known.
+    ``time`` is CLOCK_MONOTONIC in nanoseconds. If ``is_stack_trace`` is True, ``data`` is a stack trace. If ``is_cut``
+    is True, the log buffer (``logmax``) had no room for what comes after ``data``. ``place`` is not part of a record's
+    bytes; it is added where the probepoint is known.
     """
 
     major: int | None = None
@@ -148,7 +148,7 @@ class LogRecord(NamedTuple):
 
     @property
     def logged(self) -> LoggedItems:
-        """The header items with types that exclude None; access to an item that is missing raises ``FormatError``."""
+        """Header items with types that exclude None. Access to a missing item raises ``FormatError``."""
         return LoggedItems(self)
 
     def words(self, size: int | None = None) -> tuple[int, ...]:
@@ -199,7 +199,7 @@ class LogRecord(NamedTuple):
         """
         Return the items that ``log str``, ``log mrf``, ``log lv`` and similar instructions logged.
 
-        Return an empty tuple if the data do not consist of such items. If ``is_cut``, the last item marks the
+        Return an empty tuple if the data do not consist of such items. If ``is_cut`` is True, the last item marks the
         truncation.
         """
         if self.is_stack_trace:
@@ -312,7 +312,7 @@ _KNOWN = sum(Item)
 
 
 def encode_record(record: LogRecord) -> bytes:
-    """Return the bytes of a record; items that are None are left out."""
+    """Return the bytes of a record, without the items that are None."""
     flags = Item.WIDE if record.word_size == 8 else Item(0)
     if record.is_stack_trace:
         flags |= Item.STACK_TRACE
@@ -335,7 +335,7 @@ def encode_record(record: LogRecord) -> bytes:
 
 
 def decode_record(data: bytes, place: Place | None = None) -> LogRecord:
-    """Return the record encoded in ``data``, of the probepoint at ``place``; raise ``FormatError`` if it is invalid."""
+    """Decode a record of the probepoint at ``place``; raise ``FormatError`` if it is invalid."""
     if len(data) < 4:
         raise FormatError(f"a record of {len(data)} bytes has no flag word", offset=0)
     flags, byte_order = flag_word(data)
@@ -368,7 +368,7 @@ _PROCESS_NAME, _TID, _RECORD_DATA, _PLACE = (
 
 
 def flag_word(data: bytes) -> tuple[int, ByteOrder]:
-    """Return the flag word of a record, and the byte order that it implies; ``data`` has at least 4 bytes."""
+    """Return the flag word of a record, and the byte order that it implies. ``data`` has at least 4 bytes."""
     # Only 16 bits are used: the half of the word that is zero shows the byte order.
     byte_order: ByteOrder = "little" if data[2:4] == b"\0\0" else "big"
     return int.from_bytes(data[:4], byte_order), byte_order
@@ -417,9 +417,9 @@ def time_of(data: bytes) -> int | None:
 
 class _Shape(NamedTuple):
     """
-    The layout of records with one flag word, computed once for each flag word that occurs.
+    Layout of records with one flag word, computed once for each flag word that occurs.
 
-    ``fields`` are the indices in a LogRecord of the unpacked values; ``template`` holds all other values.
+    ``fields`` has the indices in a LogRecord of the unpacked values. ``template`` has all other values.
     """
 
     layout: struct.Struct
@@ -509,7 +509,7 @@ class ItemHead(NamedTuple):
 
 
 def is_unseen_entry(address: int, word_size: int) -> bool:
-    """Return whether a fault's address is UNSEEN_ENTRY: the handler ran at a return whose entry was not seen."""
+    """Return True if a fault's address is UNSEEN_ENTRY: the handler ran at a return whose entry was not seen."""
     return address == UNSEEN_ENTRY % (1 << 8 * word_size)
 
 

@@ -1,7 +1,7 @@
 """
-The origin of records: the paper's "event" of a module, announced to a trace daemon before its first record.
+Origin of records: the paper's "event" of a module, announced to a trace daemon before its first record.
 
-Records have times of CLOCK_MONOTONIC; ``WallClock`` has the offset of the wall clock from it.
+Records have times of CLOCK_MONOTONIC. ``WallClock`` has the offset of the wall clock from it.
 """
 
 from __future__ import annotations
@@ -46,9 +46,10 @@ def routine_of(symbol: str) -> str:
 
 class DataReader(Protocol):
     """
-    A reader of the data of a program's records.
+    Reader of the data of a program's records.
 
-    The parameters are ``LogRecord`` objects; the module that defines them imports this one.
+    The parameters are ``LogRecord`` objects, although the types do not show it: the module of that class imports this
+    one.
     """
 
     def values(self, record: Any, /) -> Mapping[str, object] | None:
@@ -61,13 +62,13 @@ class DataReader(Protocol):
 @dataclass(frozen=True, slots=True)
 class Place:
     """
-    The place of a probepoint, as shown to users: its module, and the function and offset.
+    Place of a probepoint, as users see it: its module, and the function and offset.
 
     ``function`` is not empty if the probe definition matches many functions, so that each record must name its own.
-    ``placed`` is the file offset of the breakpoint, if it differs from the place in the program. ``at_return`` is true
+    ``placed`` is the file offset of the breakpoint if it differs from the place in the program. ``at_return`` is True
     for the return of the probed function, ``is_paired`` if the program probes both entry and return. ``is_code`` is
-    true if ``symbol`` is a place in code, and false for the ``99hz`` of a sampler or the variable of a watchpoint.
-    ``reader`` is set if the fields of the records' data have names; it does not take part in comparisons.
+    True if ``symbol`` is a place in code, and False for the ``99hz`` of a sampler or the variable of a watchpoint.
+    ``reader`` is set if the fields of the records' data have names; it is ignored in comparisons.
     """
 
     module: str
@@ -81,7 +82,7 @@ class Place:
 
     @property
     def routine(self) -> str:
-        """The function of the probepoint according to the program or its symbols; empty if they do not name it."""
+        """Function of the probepoint according to the program or its symbols, or empty if they do not name it."""
         return self.function or (routine_of(self.symbol) if self.is_code else "")
 
     @property
@@ -97,14 +98,14 @@ _NAMED = re.compile(rb"%(?:\([^)\"]*\))?[^%\s\"({]{0,12}?[ak]")
 @dataclass(frozen=True, slots=True)
 class RecordSource:
     """
-    An inserted program, as seen by the consumers of its records.
+    Inserted program, as the consumers of its records see it.
 
-    ``number`` is unique among the sources of one writer, ``name`` is the user's name of the program, ``module`` the
-    probed module. ``build_ids`` are those of the module's files that it was resolved in, in hexadecimal; ``paths`` are
-    the paths of these files. ``templates`` maps the names of template files, the directory file among them, to their
-    bytes. ``derived`` maps each word size in bytes to the text of another template file: derived from what handlers
-    log, for records without a template. The word size is in each record: a program may be in modules of both.
-    ``images`` are the mappings of processes that have ended since, if the engine reports them.
+    ``number`` is unique among the sources of one writer, ``name`` is the user's name of the program, and ``module`` the
+    probed module. ``build_ids`` has the build ids, in hexadecimal, of the module's files in which it was resolved, and
+    ``paths`` their paths. ``templates`` maps the names of template files, the directory file among them, to their
+    bytes. ``derived`` has another template file for each word size in bytes: it is derived from the values that
+    handlers log, for records without a template. The word size is in each record, because a program may be in modules
+    of both. ``images`` has the mappings of processes that have ended since, if the engine reports them.
     """
 
     number: int
@@ -138,7 +139,7 @@ class RecordSource:
     @classmethod
     def from_details(cls, number: int, name: str, major: int, details: Mapping[str, Any]) -> Self:
         """
-        Return the source that ``details`` describes; missing keys, as in older files, get their defaults.
+        Create the source that ``details`` describes. Keys that older files lack get their defaults.
 
         Raise ``ValueError`` for contents that the ``details`` method never produces.
         """

@@ -5,9 +5,9 @@ A *row* is a record with its probepoint, and has the same size in all records of
 
     u32 number of the probepoint, little-endian | the record (``log_record``), in which a process name takes 16 bytes
 
-Of a million consecutive hits, most bytes of the header are the same; so the bytes at one place of all rows, a *plane*,
-are stored only where they differ. Slices with a stride split and join rows, at a nanosecond per byte. The column of an
-item is available without reading the others.
+Most bytes of the header are equal in a million consecutive hits. So the bytes at one place of all rows, a *plane*, are
+stored only if they differ. Slices with a stride split and join rows, at a nanosecond per byte. The column of an item
+can be read without the others.
 """
 
 from __future__ import annotations
@@ -91,7 +91,11 @@ class RowShape(NamedTuple):
         return _shape(flags, byte_order)
 
     def place(self, item: Item) -> tuple[int, int] | None:
-        """Return the byte offset in a row and the size of a header item of fixed size, or None if records lack it."""
+        """
+        Return the byte offset in a row and the size of a header item of fixed size.
+
+        Return None if records lack the item.
+        """
         return _place(self, item)
 
     @property
@@ -141,7 +145,7 @@ class Rows(ABC):
 
     @abstractmethod
     def probes(self) -> Column:
-        """Return the probepoint number of each record; a single number if all are equal."""
+        """Return the probepoint number of each record, or a single number if all are equal."""
 
     @abstractmethod
     def item(self, item: Item) -> Column | None:
@@ -191,9 +195,10 @@ class Rows(ABC):
 
 class PackedRows(Rows):
     """
-    Records of one shape; ``planes`` maps offsets in a row to the bytes at this offset of all rows, where they differ.
+    Records of one shape.
 
-    ``first`` is the first row. The flag word is the same in all rows, and each process name is terminated.
+    ``first`` is the first row. ``planes`` maps an offset in a row to the bytes of all rows at this offset, if they
+    differ. The flag word is the same in all rows, and each process name is terminated.
     """
 
     __slots__ = ("_count", "first", "planes")
@@ -230,7 +235,7 @@ class PackedRows(Rows):
 
     @classmethod
     def of_records(cls, records: Sequence[tuple[int, bytes]]) -> Self | None:
-        """Pack records, at least one; return None if they differ in shape, or if one is invalid."""
+        """Pack records, at least one. Return None if they differ in shape, or if one is invalid."""
         head = records[0][1][:FLAGS_SIZE]
         if any(record[:FLAGS_SIZE] != head for _, record in records) or len(head) < FLAGS_SIZE:
             return None
@@ -351,7 +356,7 @@ class PackedRows(Rows):
         return mapped(padded, lambda name: name.partition(b"\0")[0])
 
     def probes(self) -> Column:
-        """Return the probepoint number of each record; a single number if all are equal."""
+        """Return the probepoint number of each record, or a single number if all are equal."""
         return self.numbers(0, PROBE_SIZE)
 
     def data_bounds(self) -> tuple[bytes, list[int], list[int]]:
@@ -378,7 +383,7 @@ class PackedRows(Rows):
                 return size - (NAME_SPACE - 1) * self._count + sum(map(len, names))
 
     def rows_with_stacks(self) -> list[int]:
-        """Return the numbers of the rows whose data may contain a call stack item; the others have none."""
+        """Return the numbers of the rows whose data may contain a call stack item. The others have none."""
         first, end = self.shape.data, self.row_size
         if first >= end:
             return []
@@ -401,7 +406,7 @@ class PackedRows(Rows):
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
-        """Return the rows of ``parts`` in their order; all parts must have the same shape and row size."""
+        """Return the rows of ``parts`` in their order. All parts must have the same shape and row size."""
         if len(parts) == 1:
             return parts[0]
         size, same = len(parts[0].first), int.from_bytes(parts[0].first, "little")
@@ -427,7 +432,7 @@ class PackedRows(Rows):
         return self
 
     def begins(self, size: int) -> set[bytes]:
-        """Return the distinct first ``size`` bytes of records; these bytes must precede the process name."""
+        """Return the distinct first ``size`` bytes of records. These bytes must precede the process name."""
         end = PROBE_SIZE + size
         changing = [self.planes[place] for place in range(PROBE_SIZE, end) if place in self.planes]
         if not changing:
@@ -493,7 +498,7 @@ def mapped(column: _T, function: Callable[[_T], _U]) -> list[_U] | _U: ...
 
 
 def mapped(column: Any, function: Callable[[Any], Any]) -> Any:
-    """Return the column of a function's results; the function is called once for each distinct value."""
+    """Return the column of a function's results. The function is called once for each distinct value."""
     if not isinstance(column, list):
         return function(column)
     known = {value: function(value) for value in set(column)}
@@ -504,7 +509,7 @@ def _padded(record: bytes, name: int) -> bytes:
     """
     Return a record with its process name, at byte ``name``, padded to ``NAME_SPACE``.
 
-    A record without a NUL in this space is invalid; it is returned unchanged.
+    A record without a NUL in this space is invalid, and is returned unchanged.
     """
     end = record.find(b"\0", name, name + NAME_SPACE)
     return record if end < 0 else record[:end] + bytes(name + NAME_SPACE - end) + record[end + 1 :]

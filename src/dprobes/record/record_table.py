@@ -1,9 +1,9 @@
 """
 Tables of records: rows of a few shapes, and the order of the records.
 
-Several probes log records of different sizes, and so does one that logs strings. Records of one shape are packed
-together as a *part* (``record_rows``), and a byte for each record is the number of its part. Counting needs only the
-parts; printing also uses the order.
+Several probes log records of different sizes, and so does a probe that logs strings. Records of one shape are packed
+together as a *part* (``record_rows``). A byte for each record is the number of its part. Counting needs only the parts;
+printing also uses the order.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ class TableBytes(Sequence[bytes]):
 
 
 class TablePlaces(Sequence["Place"]):
-    """The place of each record of a table; ``places`` is indexed by probepoint number."""
+    """Place of each record of a table. ``places`` is indexed by probepoint number."""
 
     __slots__ = ("places", "table")
 

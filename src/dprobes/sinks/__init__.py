@@ -1,10 +1,10 @@
 """
-Sinks: the code of log targets, and their interface: the paper's interface to trace daemons (seed 000, section 5).
+Sinks: the code of log targets, and the paper's interface to trace daemons (seed 000, section 5).
 
 A sink receives the announcement of a program before its first record (create event), its records (log events), and the
-end of the program (destroy event). It is opened by a function that takes the argument of a log target, ``udp://host``
-in ``syslog:udp://host``, and ``SinkOptions``. Those that come with DProbes are in ``target_kinds``; a plug-in names
-such a function as an entry point of the group ``dprobes.sinks`` (log-targets.md, "Plug-ins").
+end of the program (destroy event). A function opens it, with ``SinkOptions`` and the argument of a log target, such as
+``udp://host`` in ``syslog:udp://host``. ``target_kinds`` has the functions that come with DProbes. A plug-in names such
+a function as an entry point of the group ``dprobes.sinks`` (log-targets.md, "Plug-ins").
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class SinkOptions(NamedTuple):
     """
     Options for the output of records.
 
-    ``format_name`` is one of LOG_FORMATS; sinks with a structure of their own ignore it. ``directory`` contains the
-    files of a sink whose argument is empty.
+    ``format_name`` is one of LOG_FORMATS; sinks with a structure of their own ignore it. ``directory`` is the directory
+    of the files of a sink whose argument is empty.
     """
 
     format_name: str = "text"
@@ -81,15 +81,18 @@ class SinkOptions(NamedTuple):
 
 class Sink(Protocol):
     """
-    A consumer of records. All methods raise ``SinkError`` on failure, and are called by one thread.
+    Consumer of records. All methods raise ``SinkError`` on failure, and are called by one thread.
 
     A failed sink is closed and opened again, and gets the announcements of all active programs. It must therefore start
     anew if that is harmless, and otherwise continue existing contents.
 
-    The following members are optional. ``abort`` makes a blocked call fail; another thread calls it at the end.
-    ``steps`` is an increasing number that shows progress within a call, as by several requests; such a sink gets larger
-    batches. ``log_tables(source, contents)`` accepts keyed tables (``keyed.table_layout``). It gets all tables of a
-    program at its end, and at intervals if the user requests that.
+    The following members are optional:
+
+    * ``abort`` makes a blocked call fail. Another thread calls it at the end.
+    * ``steps`` is an increasing number that shows progress within a call, which may consist of several requests. A sink
+      with it gets larger batches.
+    * ``log_tables(source, contents)`` accepts keyed tables (``keyed.table_layout``). It gets all tables of a program at
+      its end, and at intervals if the user requests that.
     """
 
     def create_event(self, source: RecordSource) -> None:

@@ -1,5 +1,5 @@
 """
-The fields of many records at once, for ``--count`` and ``--hist``, and for filters of trace files.
+Fields of many records at once, for ``--count`` and ``--hist``, and for filters of trace files.
 
 A field has a column if it is at the same offset in all records: items of the header, attributes of the probepoint and
 the program, words of the data, and the fields of a template in data that consists of strings and numbers. Values are
@@ -59,9 +59,9 @@ class _Absent(enum.Enum):
 
 class FieldColumns:
     """
-    The columns of records of one program; ``place`` returns the place of a probepoint by its number.
+    Columns of records of one program. ``place`` returns the place of a probepoint by its number.
 
-    With ``mask`` only the records whose element is true are included.
+    With ``mask``, only the records whose element is true are included.
     """
 
     def __init__(
@@ -308,7 +308,7 @@ def _plain_value(value: Any) -> int | str | None:
 
 
 def _typed(column: Any, known: NumberType | None) -> DataColumn:
-    """Return a column whose integers are truncated to the bits of type ``known``; unchanged if that is None."""
+    """Return a column whose integers are truncated to the bits of type ``known``, or unchanged if that is None."""
     if known is None or column is None:
         return column  # type: ignore[no-any-return]
     mask, top = (1 << known.bits) - 1, 1 << known.bits - 1

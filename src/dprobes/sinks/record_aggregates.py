@@ -169,8 +169,8 @@ class Measures:
         """
         Iterate over the groups of ``count`` records, each with its numbers.
 
-        ``by`` are the columns of the grouping fields, ``numbers`` is the column of numbers; a value that is not a list
-        is the same for all records.
+        ``by`` has the columns of the grouping fields, and ``numbers`` is the column of numbers. A value that is not a
+        list is the same for all records.
         """
         every = numbers if isinstance(numbers, list) else [numbers] * count
         if not any(isinstance(column, list) for column in by):
@@ -303,9 +303,9 @@ class CountTable:
 
 class Aggregates:
     """
-    A sink that summarizes the records of all programs: counts, histograms and sums.
+    Sink that summarizes the records of all programs: counts, histograms and sums.
 
-    Each of ``counted`` is the list of fields of one table of counts. ``measured`` are the fields of histograms and
+    Each of ``counted`` is the list of fields of one table of counts. ``measured`` has the fields of histograms and
     ``summed`` the fields of sums, for each combination of the fields ``by``.
     """
 
@@ -331,7 +331,7 @@ class Aggregates:
 
     def create_event_of(self, source: RecordSource, host: str, symboliser: AddressSymboliser | None = None) -> None:
         """
-        Register a program whose records may be of another machine; raise the same errors as ``create_event``.
+        Register a program whose records may be of another machine. Errors are those of ``create_event``.
 
         ``host`` is the name of that machine. Without ``symboliser``, addresses have no names.
         """
@@ -374,7 +374,7 @@ class Aggregates:
         return self._fields[source.number]
 
     def log_columns(self, columns: FieldColumns) -> bool:
-        """Count records by their columns; return False, without counting any of them, if a field has no column."""
+        """Count records by their columns. Return False, without counting any of them, if a field has no column."""
         try:
             counted = [[columns.values(field) for field in fields] for fields, _ in self._counted]
             measured = self.measures.columns(columns)

@@ -1,5 +1,5 @@
 """
-The queue of a log target: batches of records, and announcements of programs between them, in order.
+Queue of a log target: batches of records, and announcements of programs between them, in order.
 
 It is bounded in records and in bytes. Records without room are counted as lost, and the next batch of the same program
 reports their number. Callers must serialize their calls.
@@ -306,7 +306,7 @@ class Pace:
         Record the duration of a batch of ``count`` records.
 
         After a long duration, half as many records are tried. If these take as long, as with a distant server, the
-        duration is that of the call itself, and larger batches are better.
+        duration is that of the call itself. Then larger batches are better.
         """
         if count != self._piece:
             if seconds > _PIECE_TIME:
@@ -340,8 +340,8 @@ class Pace:
         """
         Record a failure of the sink; return the seconds to wait until the next attempt.
 
-        The first failure after a success is retried at once: an orderly close of a connection is not a problem.
-        ``wait`` is the number of seconds for which the sink asks not to be retried. With ``at_end`` the wait is short.
+        The first failure after a success is retried at once, because an orderly close of a connection is not a problem.
+        ``wait`` is the number of seconds for which the sink asks not to be retried. With ``at_end``, the wait is short.
         """
         self._failures += 1
         if self._failures == 1:

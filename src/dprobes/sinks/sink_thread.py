@@ -1,10 +1,10 @@
 """
-A log target: a sink, a thread that feeds it, and a bounded queue in front of it.
+Log target: a sink, a thread that feeds it, and a bounded queue of records.
 
-A slow or broken sink therefore never delays a program. Records without room in the queue are counted as lost. A failed
-sink is closed, and opened again after a growing pause; records that it has not accepted stay in the queue. A batch that
-triggers a bug in a sink is dropped: it would trigger the bug again. Records that the receiver behind a sink refuses are
-lost; that is not a failure of the sink.
+So a slow or broken sink never delays a program. Records without room in the queue are counted as lost. A failed sink is
+closed, and opened again after a growing pause. Records that it has not accepted stay in the queue. A batch that
+triggers a bug in a sink is dropped, because it would trigger the bug again. Records that the sink's receiver refuses
+are lost; that is not a failure of the sink.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class LogTarget:
         self._takes_tables = hasattr(self._sink, "log_tables")
         self._has_refused_tables = False
         self._active: dict[int, RecordSource] = {}
-        """The programs announced to the sink, or to be announced when it is opened again; used by the thread only."""
+        """Programs announced to the sink, or to be announced when it is opened again. Only the thread uses them."""
         self._queue = RecordQueue()
         self._written = 0
         self._problem: str | None = None
@@ -129,7 +129,7 @@ class LogTarget:
             self._changed.notify_all()
 
     def put_tables(self, source: RecordSource, contents: Sequence[TableContents]) -> None:
-        """Queue the contents of keyed tables, if the sink accepts them; they replace queued tables of the program."""
+        """Queue the contents of keyed tables, if the sink accepts them. They replace queued tables of the program."""
         if not self.takes(source):
             return
         if not self._takes_tables:
@@ -370,7 +370,7 @@ def _text_of(error: BaseException) -> str:
 # All log targets of a run or of the manager, which receive the records of all programs.
 
 TargetKey = tuple[str, str | None]
-"""The name of a target, and the module of the program whose records it gets; None means all programs."""
+"""Name of a target, and the module of the program whose records it gets, or None for all programs."""
 
 
 def close_all(
@@ -429,7 +429,7 @@ class LogTargets:
 
     def take(self, name: str, module: str | None) -> list[LogTarget]:
         """
-        Remove and return the targets with this name and module; if ``module`` is None, all with this name.
+        Remove and return the targets with a name and a module. If ``module`` is None, take all with this name.
 
         ``close_all`` releases them.
         """

@@ -1,7 +1,7 @@
 """
-The data of a record as named, typed values, for log targets that have types.
+Data of a record as named, typed values, for log targets that have types.
 
-A template names the values. Without a template the values are ``data``, the bytes, and the items of data that describe
+A template names the values. Without a template, the values are the bytes, ``data``, and the items of data that describe
 themselves. A field whose value could not be read at the hit is replaced by ``NAME_fault``, the address of the fault. A
 field beyond the end of the data is omitted. Bytes without a field are ``rest``, and ``cut`` marks data for which the
 log buffer had no room. The names of addresses that a template prints by name follow (``formatters.address_fields``).
@@ -52,11 +52,11 @@ _ADDRESSES = ("cs", "ip", "ss", "sp")
 
 class KnownRecord(NamedTuple):
     """
-    A record, the items of its header as strings, and the fields of its template or its handler.
+    Record, the items of its header as strings, and the fields of its template or its handler.
 
-    A last field, ``rest``, is the bytes without a field. ``names`` are those of the fields' addresses, as separate
-    fields. ``function`` is where a sampler or a watchpoint hit, if known; ``place_items`` returns the function of other
-    places.
+    Bytes without a field are a last field, ``rest``. ``names`` has the names of the fields' addresses, as separate
+    fields. ``function`` is the function that a sampler or a watchpoint hit, if known; ``place_items`` returns the
+    function of other places.
     """
 
     record: LogRecord
@@ -231,7 +231,11 @@ _ITEM_KINDS = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shape:
-    """The fields of records with the same layout; compared by identity, so that it is a fast dictionary key."""
+    """
+    Fields of records with the same layout.
+
+    Shapes are compared by identity, which makes them fast dictionary keys.
+    """
 
     fields: tuple[Field, ...]
 

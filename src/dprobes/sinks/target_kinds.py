@@ -1,4 +1,4 @@
-"""The log targets by name: one row for each kind that comes with DProbes, and the installed plug-ins."""
+"""Log targets by name: one row for each kind that comes with DProbes, and the installed plug-ins."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def _plug_ins() -> Iterator[EntryPoint]:
 
 
 def kinds() -> Iterator[SinkKind]:
-    """Iterate over all kinds of log targets; a plug-in cannot replace one that comes with DProbes."""
+    """Iterate over all kinds of log targets. A plug-in cannot replace a kind that comes with DProbes."""
     yield from KINDS
     known = {kind.name for kind in KINDS}
     for entry in _plug_ins():

@@ -1,4 +1,4 @@
-"""Sinks for text: the records in the output of a formatter, written to an outlet."""
+"""Sinks for text: the formatter's output for each record, written to an outlet."""
 
 from __future__ import annotations
 
@@ -68,10 +68,10 @@ def _written(parts: Sequence[bytes], written: int, problem: str) -> Written:
 
 class BatchFormatter:
     """
-    A formatter of batches, which applies the templates of each program to its records.
+    Formatter of batches, which applies the templates of each program to its records.
 
-    ``live`` is true for records of processes of this machine that may still run. ``columns`` are those of a terminal.
-    With ``has_items`` header items are written beside the text, which need not contain them all.
+    ``live`` is True for records of processes of this machine that may still run. ``columns`` are those of a terminal.
+    With ``has_items``, header items are written besides the text, which need not contain them all.
     """
 
     def __init__(

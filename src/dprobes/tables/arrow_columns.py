@@ -1,5 +1,5 @@
 """
-Conversion of records to Arrow tables, column by column: a value that all rows share is repeated, others are copied.
+Conversion of records to Arrow tables, column by column. A value that all rows share is repeated, others are copied.
 
 The headers of adjacent records are packed first. Data are copied as bytes if a template has its fields at fixed
 offsets. If a template consists of strings and numbers only, it is processed part by part, each part for all records.
@@ -81,7 +81,7 @@ def rows_table(rows: Rows, names: NameColumns, template: Template | None, wall_o
 
 
 def _place_columns(program: TraceProgram, rows: PackedRows) -> dict[str, pa.Array]:
-    """Return the columns that describe the probepoint of each record, by name; each probepoint is looked up once."""
+    """Return the columns that describe the probepoint of each record, by name. Each probepoint is looked up once."""
     import pyarrow as pa
 
     probes, spread = _distinct(rows.probes(), len(rows))
@@ -119,7 +119,7 @@ def _distinct(keys: Any, count: int) -> tuple[dict[Any, int], Callable[[pa.Array
 
 
 def clean(strings: Iterable[str | None]) -> list[str | None]:
-    """Return strings with unprintable characters escaped, as in all output formats; None is unchanged."""
+    """Return strings with unprintable characters escaped, as in all output formats. None is unchanged."""
     return [None if text is None else escaped(text) for text in strings]
 
 
@@ -136,7 +136,7 @@ def sparse(values: Mapping[int, int], count: int) -> pa.Array:
 
 def _numbers(rows: PackedRows, place: tuple[int, int] | None, kind: pa.DataType, *, signed: bool = False) -> Any:
     """
-    Return the column of numbers at ``place`` in the rows: offset and size in bytes; nulls if it is None.
+    Return a column of numbers. ``place`` is their offset and size in bytes in the rows; if it is None, all are null.
 
     ``kind`` is the type of the column. With ``signed``, the numbers are in two's complement.
     """
@@ -155,7 +155,7 @@ def _numbers(rows: PackedRows, place: tuple[int, int] | None, kind: pa.DataType,
 
 
 def _times(rows: PackedRows, wall_offset: int) -> pa.Array:
-    """Return the column of wall-clock times; null for times outside the range of the type."""
+    """Return the column of wall-clock times. Times outside the range of the type are null."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -193,7 +193,7 @@ class NameColumns:
     def of_fields(
         self, template: Template, rows: PackedRows, values: Sequence[Sequence[Value] | Value]
     ) -> dict[str, pa.Array]:
-        """Return the columns of names for a template's address fields; ``values`` are the columns of all its fields."""
+        """Return the columns of names for a template's address fields. ``values`` has the columns of all its fields."""
 
         def shown(record: LogRecord, place: Place, value: Value, *, is_stack: bool) -> str | list[str | None] | None:
             names = code_names(value, record, place, self._symboliser, is_stack=is_stack)
@@ -205,7 +205,7 @@ class NameColumns:
         }
 
     def functions(self, rows: PackedRows) -> dict[str, pa.Array]:
-        """Return the column of functions by its name if the function may differ by hit; otherwise an empty mapping."""
+        """Return the column of functions by its name if the function may differ by hit, otherwise an empty mapping."""
         import pyarrow as pa
 
         addresses = rows.item(Item.IP)
@@ -227,7 +227,7 @@ class NameColumns:
         """
         Return the column with the results of ``name``, which is called once for records with equal process and value.
 
-        ``name`` gets a decoded record, its probepoint and the element of ``values``; ``kind`` is the type of its
+        ``name`` gets a decoded record, its probepoint and the element of ``values``. ``kind`` is the type of its
         results.
         """
         import pyarrow as pa
@@ -266,7 +266,7 @@ def _offsets(count: int, size: int) -> array[int]:
 
 
 def _item_columns(rows: Rows) -> dict[str, pa.Array]:
-    """Return ``{"items": column}`` with the self-describing items of records; an empty mapping if no record has any."""
+    """Return ``{"items": column}`` with the self-describing items of records, or an empty mapping if there are none."""
     import pyarrow as pa
 
     shape = rows.shape
@@ -307,7 +307,7 @@ def _field_columns(rows: Rows, template: Template, names: NameColumns, headers: 
 
 
 def _fixed_columns(rows: PackedRows, template: Template, names: NameColumns) -> dict[str, pa.Array] | None:
-    """Return the columns of the fields if all have fixed offsets and cover the data of the records; otherwise None."""
+    """Return the columns of the fields if all have fixed offsets and cover the data of the records, otherwise None."""
     found = fixed_places(template, rows.shape.word_size)
     described, start = field_columns(template), rows.shape.data
     is_simple = not any(field.kind is FieldKind.CHARACTER for _, field in described)
@@ -351,7 +351,7 @@ def _decoded_columns(rows: Rows, template: Template) -> tuple[list[list[Any]], d
 
 
 def _shown(described: Field, column: Sequence[Any]) -> Sequence[Any]:
-    """Return a column with the codes of characters replaced by strings; other columns are unchanged."""
+    """Return a column with the codes of characters replaced by strings. Other columns are unchanged."""
     if described.kind is not FieldKind.CHARACTER:
         return column
     return [None if v is None else _characters(v if isinstance(v, tuple) else (v,)) for v in column]

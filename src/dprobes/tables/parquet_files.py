@@ -1,8 +1,8 @@
 """
-A directory of Parquet files, and the atomic conversion of a trace file to such files.
+Directory of Parquet files, and the atomic conversion of a trace file to such files.
 
 A file is written as ``.part-STAMP-N.parquet.tmp``, which readers ignore, and renamed when all are written. Its name is
-derived from that of the trace file, so a repeated conversion replaces the files of the first.
+derived from the name of the trace file, so a repeated conversion replaces the files of the first.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _ALIKE = frozenset(HEADER_COLUMNS) - {"time", "monotonic", "ip", "sp", "data"}
 """Columns with few distinct values, which get a dictionary. In other columns it would take as long as all the rest."""
 
 _OPEN_MAX = 64
-"""Maximum number of open files; a table whose file was closed gets another file."""
+"""Maximum number of open files. A table whose file was closed gets another file."""
 
 
 @contextlib.contextmanager
@@ -66,8 +66,8 @@ def convert(trace: Path, directory: Path, stamp: str) -> None:
     """
     Convert the records of a trace file to Parquet files, and remove the trace file.
 
-    ``stamp`` is a part of the names of these files. Raise OSError, or ``FormatError`` at damage; the directory is
-    unchanged then.
+    ``stamp`` is a part of the names of these files. Raise OSError, or ``FormatError`` at damage; the directory then has
+    not changed.
     """
     written = write_tables(trace, directory, stamp)
     with locked(directory):
@@ -100,7 +100,7 @@ def write_tables(
     Write the records of a trace file as temporary Parquet files, and return their paths.
 
     ``stamp`` is a part of their names. Files that are not ``lasting`` are written faster. ``on_lost`` is called with
-    the lost records that no table row counts, and ``on_damage`` for skipped bytes; without it damage raises
+    the lost records that no table row counts. ``on_damage`` is called for skipped bytes; without it, damage raises
     ``FormatError``.
     """
     writers = _Writers(directory, stamp, lasting=lasting)
@@ -125,7 +125,7 @@ def _final(path: Path) -> Path:
 
 
 def _with_file_times(rows: pa.Table) -> pa.Table:
-    """Return rows with the time columns of files: truncated to microseconds, and another one in nanoseconds."""
+    """Return rows with the time columns of files: one truncated to microseconds, and one in nanoseconds."""
     import pyarrow as pa
 
     time, schema = rows.column("time"), file_schema(rows.schema)

@@ -1,5 +1,5 @@
 """
-The journals of a directory of Parquet files: trace files of records that are in no Parquet file yet.
+Journals of a directory of Parquet files: trace files of records that are in no Parquet file yet.
 
 ::
 
@@ -7,7 +7,7 @@ The journals of a directory of Parquet files: trace files of records that are in
     .journal-STAMP.lock    locked by the writer of the journal, and then by its converter
     damaged-STAMP.dpt      a journal that was unreadable, for manual inspection
 
-An unlocked journal was left behind by a killed process. The next sink starts its conversion.
+An unlocked journal was left by a killed process. The next sink starts its conversion.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Journal:
         return self.directory / f"{_PREFIX}{self.stamp}.dpt"
 
     def convert(self) -> None:
-        """Convert the journal to Parquet files; if it is damaged, keep it and raise ``FormatError``."""
+        """Convert the journal to Parquet files. If it is damaged, keep it and raise ``FormatError``."""
         try:
             convert(self.path, self.directory, self.stamp)
         except FormatError as error:
@@ -85,7 +85,7 @@ class Journal:
                 _lock_path(self.directory, self.stamp).unlink(missing_ok=True)
 
     def release(self) -> None:
-        """Release the lock of the journal: another process may convert it."""
+        """Release the lock of the journal, so that another process may convert it."""
         os.close(self.lock)
 
 
@@ -104,7 +104,7 @@ def journal_paths(directory: Path) -> list[Path]:
 
 
 def abandoned(directory: Path) -> list[Journal]:
-    """Lock and return the journals of processes that have ended; remove other files of theirs."""
+    """Lock and return the journals of processes that have ended. Remove other files of theirs."""
     with locked(directory):
         found = [journal for stamp in _stamps(directory) if (journal := Journal.locked(directory, stamp)) is not None]
         stamps = _stamps(directory)
@@ -121,7 +121,7 @@ def abandoned(directory: Path) -> list[Journal]:
 
 def start_converter(journals: Sequence[Journal]) -> subprocess.Popen[str]:
     """
-    Start a process that converts journals, and release them; the process reports problems on its standard error.
+    Start a process that converts journals, and release them. It reports problems on its standard error.
 
     A separate process takes no time from the writer of records, and continues if the writer ends.
     """
@@ -143,9 +143,9 @@ def start_converter(journals: Sequence[Journal]) -> subprocess.Popen[str]:
 
 def _main(words: Sequence[str]) -> int:
     """
-    Convert journals, and return the exit status; ``words`` has three words for each journal.
+    Convert journals, and return the exit status.
 
-    These are its directory, its stamp, and the inherited descriptor of its lock.
+    ``words`` has three words for each journal: its directory, its stamp, and the inherited descriptor of its lock.
     """
     from pathlib import Path
 

@@ -102,7 +102,7 @@ class ParquetSink:
                 raise
 
     def destroy_event(self, source: RecordSource) -> None:
-        """Drop the state of a program; after the last one the journal is converted."""
+        """Drop the state of a program. After the last program, the journal is converted."""
         with self._lock:
             self._active.pop(source.number, None)
             if self._trace is not None:

@@ -1,9 +1,9 @@
 """
-The tables for SQL queries: records of trace files and Parquet files as views of one DuckDB database.
+Tables for SQL queries: records of trace files and Parquet files as views of one DuckDB database.
 
 ``records`` has the common columns of all records. Each program is a schema with a view for each major and minor code,
-``m1_2``, which has the fields of the template as well; an unqualified ``m1_2`` is that of the only program, or of all
-programs together. Queries cannot read any other files, or write anything.
+``m1_2``, which also has the fields of the template. Without a schema, ``m1_2`` is the view of the only program, or of
+all programs together. Queries cannot read any other files, or write anything.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _KIND = re.compile(r"\A[A-Z][A-Za-z ]* Error: ")
 
 
 def query_error(query: str, message: str, span: tuple[int, int] | None = None, hint: str | None = None) -> SourceError:
-    """Return the error of a query; ``span`` has start and end of the underlined part, None without one."""
+    """Return the error of a query. ``span`` has start and end of the underlined part, or is None."""
     diagnostics = Diagnostics()
     place = None if span is None else Span(SourceFile(_NAME, query), *span)
     diagnostics.error(place, message, hint=hint)
@@ -50,7 +50,7 @@ def query_error(query: str, message: str, span: tuple[int, int] | None = None, h
 
 
 def error_of(query: str, error: Exception, tables: Iterable[str]) -> SourceError:
-    """Return the error for an exception of a query; ``tables`` are the valid names, for hints."""
+    """Return the error for an exception of a query. ``tables`` has the valid names, for hints."""
     details = _details(error)
     message, hint = message_of(error), None
     if details.get("error_subtype") == "MISSING_ENTRY" and details.get("type") == "Table":
@@ -103,7 +103,7 @@ _TYPES = {"string": "varchar", "binary": "blob", "timestamp[ns]": "timestamp_ns"
 
 @dataclass(frozen=True, slots=True)
 class TableInfo:
-    """The description of a view; ``columns`` maps names to types, without the columns that all tables have."""
+    """Description of a view. ``columns`` maps names to types, without the columns that all tables have."""
 
     name: str
     program: str
@@ -114,7 +114,7 @@ class TableInfo:
 
 @dataclass(slots=True)
 class _Group:
-    """The files of one program with one major and minor code; ``name`` is that of its view."""
+    """Files of one program with one major and minor code. ``name`` is the name of its view."""
 
     partition: Partition
     files: list[Path] = field(default_factory=list)
@@ -275,7 +275,7 @@ class Database:
     # Contents
 
     def tables(self) -> list[TableInfo]:
-        """Return the views, those of all programs together first."""
+        """Return the views. Those of all programs together are first."""
         import pyarrow.parquet as pq
 
         counts = [sum(pq.read_metadata(file).num_rows for file in group.files) for group in self._groups]
@@ -319,7 +319,7 @@ def _grouped(files: Iterable[Path]) -> list[_Group]:
 
 
 def _reading(group: _Group) -> str:
-    """Return the SQL that reads a group's files; files of older versions have ``time`` itself in nanoseconds."""
+    """Return the SQL that reads a group's files. In files of older versions, ``time`` itself is in nanoseconds."""
     partition = group.partition
     major, minor = ("null" if code is None else str(code) for code in (partition.major, partition.minor))
     exact = [file for file in group.files if _has_nanoseconds(file)]
@@ -339,7 +339,7 @@ def _reading(group: _Group) -> str:
 
 
 def _has_nanoseconds(file: Path) -> bool:
-    """Return whether a file has the column TIME_NS; False for an unreadable file, whose rows cause an error later."""
+    """Return True if a file has the column TIME_NS. An unreadable file, whose rows cause an error later, has not."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -1,7 +1,8 @@
 """
-Conversion of a trace file to tables: a table contains the records of a program with one major and minor code.
+Conversion of a trace file to tables. A table contains the records of a program with one major and minor code.
 
-Rows are yielded in pieces of bounded size, so that files of any length can be converted. Independent of Parquet.
+Rows are yielded in pieces of bounded size, so that files of any length can be converted. This module is independent of
+Parquet.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ def _by_codes(rows: Rows, numbers: Sequence[int]) -> Iterator[tuple[_Key, _Group
     """
     Iterate over groups of records with the same major and minor code.
 
-    ``numbers`` are the positions of the rows in their block; each group has those of its records.
+    ``numbers`` has the positions of the rows in their block. Each group has the positions of its records.
     """
     majors, minors = rows.item(Item.MAJOR), rows.item(Item.MINOR)
     if not isinstance(majors, list) and not isinstance(minors, list):
@@ -171,7 +172,7 @@ class _Program:
 
     def add_table(self, block: TableBlock, lost: int) -> None:
         """
-        Add packed records; those of consecutive blocks are converted together.
+        Add packed records. Those of consecutive blocks are converted together.
 
         ``lost`` is the number of records lost before the first one.
         """
@@ -186,7 +187,7 @@ class _Program:
 
     def add_rows(self, block: RecordBlock, lost: int) -> int:
         """
-        Add the records of a block, of any flag words; return their number.
+        Add the records of a block, with any flag words; return their number.
 
         ``lost`` is the number of records lost before the first one.
         """

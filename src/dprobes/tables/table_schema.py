@@ -1,8 +1,8 @@
 """
-The tables of records: their columns with types, and the directories of their files.
+Tables of records: their columns with types, and the directories of their files.
 
 There is one table for each program, major and minor code. All have ``HEADER_COLUMNS``. A table with a template also has
-a column for each field and for the names of its addresses, ``PROBLEMS`` and ``REST``; a table without a template has
+a column for each field and for the names of its addresses, ``PROBLEMS`` and ``REST``. A table without a template has
 ``ITEMS``. The directories are named as in Hive, so that readers get program, major and minor code from a file's path.
 """
 
@@ -60,18 +60,18 @@ HEADER_COLUMNS = {
     "data": "binary",
 }
 """
-The common columns of all tables, with their types.
+Common columns of all tables, with their types.
 
-``time`` has no time zone in its type: DuckDB 1 reads one with a zone in microseconds; DuckDB 2 reads it exactly, but as
-a type (TIMESTAMPTZ_NS) without intervals, differences, ``time_bucket`` or ``date_trunc``.
+``time`` has no time zone in its type. DuckDB 1 reads a time with a zone in microseconds. DuckDB 2 reads it exactly, but
+as a type (TIMESTAMPTZ_NS) without intervals, differences, ``time_bucket`` or ``date_trunc``.
 """
 
 TIME_NS = "time_ns"
 """
-The column of files that has ``time`` in nanoseconds, as a number.
+Column of files that has ``time`` in nanoseconds, as a number.
 
-Their ``time`` itself is in microseconds: Spark refuses files with TIMESTAMP(NANOS), whichever columns it reads
-(ParquetSchemaConverter: "Illegal Parquet type").
+The column ``time`` of files is in microseconds, because Spark refuses files with TIMESTAMP(NANOS), whichever columns it
+reads (ParquetSchemaConverter: "Illegal Parquet type").
 """
 
 TIME_ZONE = "UTC"
@@ -81,7 +81,7 @@ PARTITION_COLUMNS = ("program", "major", "minor")
 ITEMS, PROBLEMS, REST = "items", "problems", "rest"
 
 _NAME_MAX = 200
-"""Maximum length in bytes of a program's directory name; file systems allow 255."""
+"""Maximum length in bytes of a program's directory name. File systems allow 255."""
 
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 """Hive's name for a missing value."""
@@ -92,7 +92,7 @@ _WORD = 8
 
 @dataclass(frozen=True, slots=True, order=True)
 class Partition:
-    """The key of a table: program, major and minor code; a code is None if records do not carry it."""
+    """Key of a table: program, major and minor code. A code is None if records do not have it."""
 
     program: str
     major: int | None
@@ -100,7 +100,7 @@ class Partition:
 
     @property
     def directory(self) -> PurePath:
-        """The directory of the table's files, relative to that of all tables."""
+        """Directory of the table's files, relative to the directory of all tables."""
         return PurePath(f"program={_directory_name(self.program)}", f"major={_code(self.major)}",
                         f"minor={_code(self.minor)}")  # fmt: skip
 
@@ -149,14 +149,14 @@ def field_columns(template: Template) -> tuple[tuple[str, Field], ...]:
     """
     Return the columns of a template's fields: pairs of column name and field.
 
-    A name that another column has, ignoring case, gets a number: SQL treats both as the same.
+    A name that another column has, ignoring case, gets a number, because SQL treats both as the same.
     """
     taken = {*fixed_columns(), TIME_NS, ITEMS, PROBLEMS, REST}
     return tuple((unique_name(field.name, taken, fold=str.lower), field) for field in fields_of(template, _WORD))
 
 
 def field_type(field: Field) -> pa.DataType:
-    """Return the Arrow type of a field's column; a list for an array."""
+    """Return the Arrow type of a field's column, which is a list for an array."""
     import pyarrow as pa
 
     match field.kind:
@@ -190,7 +190,7 @@ def table_schema(template: Template | None) -> pa.Schema:
     """
     Return the Arrow schema of records with a template, or of records with self-describing items (None).
 
-    Major and minor code are not among the columns: they are in the path of a file.
+    Major and minor code are not columns, because they are in the path of a file.
     """
     import pyarrow as pa
 

@@ -1,10 +1,10 @@
 """
-The names that a trace file carries for the addresses in its records.
+Names that a trace file contains for the addresses in its records.
 
-They consist of the processes' mappings of modules, and of the functions in these modules. With them a machine that has
-neither the processes nor the files shows the same names.
+They consist of the processes' mappings of modules, and of the functions in these modules. With them, a machine without
+these processes and files shows the same names.
 
-The body of a NAMES frame, JSON; numbers of modules count from the last HEADER::
+The body of a NAMES frame is JSON. Numbers of modules count from the last HEADER::
 
     {"modules":   [[number, name, build-id], ...],
      "mappings":  [[pid, since, start, end, offset, module], ...],    pid null: the kernel
@@ -100,14 +100,14 @@ class CarriedNames:
     """
     Names of addresses from the NAMES frames that follow one HEADER.
 
-    Invalid contents of a frame raise TypeError or ValueError; an undefined module gets the name ``module N``.
+    Invalid contents of a frame raise TypeError or ValueError. An undefined module gets the name ``module N``.
     """
 
     def __init__(self) -> None:
         self._modules: dict[int, tuple[str, str]] = {}
         self._functions: dict[int, _Ranges[LocatedFunction]] = {}
         self._images: dict[int | None, dict[int, _Ranges[tuple[int, MappedCode]]]] = {}
-        """The mappings, with module numbers, by process and by the time from which they are valid."""
+        """Mappings, with module numbers, by process and by the time from which they are valid."""
         self._inlined: dict[tuple[int, int], list[InlinedCode]] = {}
         self._size = 0
         self._known: dict[tuple[int | None, int, int], CodeName | None] = {}
@@ -121,7 +121,7 @@ class CarriedNames:
         return any(len(images) > 1 for images in self._images.values())
 
     def code_at(self, address: int) -> list[tuple[int, int]]:
-        """Return a process id and ``since`` for each mapping at ``address``; names of the kernel are not included."""
+        """Return a process id and ``since`` for each mapping at ``address``. Names of the kernel are not included."""
         found: dict[tuple[Any, int], tuple[int, int]] = {}
         for pid, images in self._images.items():
             for since, image in images.items():
@@ -157,9 +157,9 @@ class CarriedNames:
 
     def name_of(self, address: int, pid: int | None, time: int | None) -> CodeName | None:
         """
-        Return the name of an address in process ``pid`` (None: the kernel) at ``time``, or None if it is unknown.
+        Return the name of an address in a process at ``time``, or None if it is unknown.
 
-        ``time`` is CLOCK_MONOTONIC in nanoseconds; None means any time.
+        A ``pid`` of None stands for the kernel. ``time`` is CLOCK_MONOTONIC in nanoseconds, or None for any time.
         """
         images = self._images.get(pid)
         if images is None:
@@ -195,7 +195,7 @@ class CarriedNames:
 
 
 class _Ranges(Generic[_Row]):
-    """A map from ranges of addresses to rows; ranges may be nested."""
+    """Map from ranges of addresses to rows. Ranges may be nested."""
 
     def __init__(self) -> None:
         self._rows: dict[int, tuple[int, _Row]] = {}
@@ -215,7 +215,7 @@ class _Ranges(Generic[_Row]):
             self._starts.clear()
 
     def covering(self, number: int) -> _Row | None:
-        """Return the row that covers a number, the one that starts last if several do, or None if there is none."""
+        """Return the row that covers a number, or None. If there are several, return the one that starts last."""
         if not self._starts:
             self._starts = sorted(self._rows)
             self._reach = list(accumulate((self._rows[start][0] for start in self._starts), max))

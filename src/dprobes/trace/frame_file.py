@@ -42,9 +42,9 @@ class Sound:
 
 def sound_part(file: int, name: str) -> Sound:
     """
-    Return the intact part of a trace file; the rest is a torn end.
+    Return the intact part of a trace file. The rest is a torn end.
 
-    A torn end is the beginning of a frame, which a killed writer leaves. Or it is the result of a power failure: zeros,
+    A torn end is the beginning of a frame, which a killed writer leaves, or it is the result of a power failure: zeros,
     or a last frame with a wrong check sum. Raise ``SinkError`` for any other contents, which may be valuable data.
     """
     frames = FrameSplitter()
@@ -161,7 +161,7 @@ class FrameFile:
         os.ftruncate(self._file, self.size)
 
     def append(self, data: bytes) -> bool:
-        """Write frames, and return whether that succeeded; on failure the file contains none of them."""
+        """Write frames, and return True if that succeeded. On failure, the file contains none of them."""
         if not data:
             return True
         written = 0

@@ -53,7 +53,7 @@ def table_frame(program: int, written: int, table: RecordTable) -> bytes:
     """
     Return the PACKED frame of a table of records of one shape, or the MIXED frame of several shapes.
 
-    ``program`` is its number in the file; ``written`` is the time of writing, CLOCK_MONOTONIC in nanoseconds.
+    ``program`` is its number in the file. ``written`` is the time of writing, CLOCK_MONOTONIC in nanoseconds.
     """
     parts = [piece for part in table.parts for piece in _pieces_of(part)]
     if len(table.parts) == 1:
@@ -151,9 +151,9 @@ def _split_part(body: bytes, at: int, room: int) -> tuple[PackedRows, int]:
 @dataclass(frozen=True, slots=True)
 class TableBlock:
     """
-    A table of records of one program; ``written`` and ``position`` are the time of writing and the offset of the frame.
+    Table of records of one program. ``written`` and ``position`` are the frame's time of writing and offset.
 
-    Iteration yields the records one by one; ``record_columns`` processes them together.
+    Iteration yields the records one by one. ``record_columns`` processes them together.
     """
 
     program: TraceProgram
@@ -211,7 +211,7 @@ def size_of(records: Sequence[tuple[int, bytes]]) -> int:
 
 
 def joined(several: Iterable[Sequence[tuple[int, bytes]]]) -> Iterator[Sequence[tuple[int, bytes]]]:
-    """Iterate over the same sequences of numbered records; adjacent ones that can be packed together are joined."""
+    """Iterate over the same sequences of numbered records, and join adjacent ones that can be packed together."""
     waiting: list[RecordTable] = []
     for each in _lists_joined(several):
         table = _table_of(each)
@@ -230,7 +230,7 @@ def _worthwhile(waiting: Sequence[RecordTable]) -> Iterator[Sequence[tuple[int, 
 
 
 def _lists_joined(several: Iterable[Sequence[tuple[int, bytes]]]) -> Iterator[Sequence[tuple[int, bytes]]]:
-    """Iterate over the same sequences of numbered records; adjacent sequences that are lists are joined."""
+    """Iterate over the same sequences of numbered records, and join adjacent lists."""
     waiting: list[tuple[int, bytes]] = []
     for each in several:
         if not isinstance(each, RecordTable):

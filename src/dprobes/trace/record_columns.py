@@ -1,9 +1,9 @@
 """
 Columns of the items of many records.
 
-A block of records is cut into ``BlockRows``: records whose flag words are the same. For a table these are its parts. In
-all rows an item has the same offset; in records that are stored one after the other it has the same distance from their
-data. Reading one item of all records is much faster than decoding the records.
+A block of records is cut into ``BlockRows``, whose records have the same flag words. For a table, these are its parts.
+An item has the same offset in all rows; in records that are stored one after the other, it has the same distance from
+the data. Reading one item of all records is much faster than decoding the records.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class BlockRows:
         return TraceRecord(block.program, probe, record, block.wall_offset, written)
 
     def written(self) -> list[int] | int:
-        """Return the time of writing of each record; a single number if all have the same."""
+        """Return the time of writing of each record, or a single number if it is the same for all."""
         if not isinstance(self.rows, RaggedRows) or self.rows.block.joints is None:
             return self.block.written
         return list(map(self.rows.written_at, range(len(self))))
@@ -219,7 +219,11 @@ class RaggedRows(Rows):
 
 
 def rows_of(block: Block) -> Iterator[BlockRows]:
-    """Iterate over a block's adjacent records of one shape, or a table's parts; raise ``FormatError`` if invalid."""
+    """
+    Iterate over a block's adjacent records of one shape, or over a table's parts.
+
+    Raise ``FormatError`` if a record is invalid.
+    """
     if isinstance(block, RecordBlock):
         return (BlockRows(block, rows) for rows in ragged_rows_of(block))
     return (BlockRows(block, part) for part in block.records.parts if part)

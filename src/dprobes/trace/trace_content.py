@@ -1,4 +1,4 @@
-"""The contents of trace files, as readers return them: records, in blocks or one by one, and notes of lost records."""
+"""Contents of trace files, as readers return them: records, in blocks or one by one, and notes of lost records."""
 
 from __future__ import annotations
 
@@ -72,10 +72,10 @@ class TraceOrigin:
 @dataclass(eq=False, slots=True)
 class TraceProgram:
     """
-    The description of a program in a trace file; later frames may update it, and ``places`` grow as modules are found.
+    Description of a program in a trace file. Later frames may update it, and ``places`` grows as modules are found.
 
-    The number of ``source`` is valid after one HEADER of one file, so programs are compared by identity. ``names`` are
-    those of all programs after the HEADER.
+    The number of ``source`` is valid after one HEADER of one file, so programs are compared by identity. ``names`` has
+    the names of all programs after the HEADER.
     """
 
     source: RecordSource
@@ -96,7 +96,7 @@ class TraceProgram:
         return bool(own) and self.origin.boot_id == own
 
     def place(self, probe: int) -> PlaceEntry:
-        """Return the place of a probepoint; one without a description in the file is named by its number."""
+        """Return the place of a probepoint. A place without a description in the file is named by its number."""
         return self.places[probe] if probe < len(self.places) else PlaceEntry(f"probepoint {probe}", is_code=False)
 
 
@@ -112,10 +112,10 @@ class TraceTables:
 @dataclass(frozen=True, slots=True)
 class TraceRecord:
     """
-    An encoded record with its origin.
+    Encoded record with its origin.
 
-    ``written`` is the time of writing, shortly after the hit, in CLOCK_MONOTONIC nanoseconds; ``wall_offset`` converts
-    it, and the record's own time, into nanoseconds since 1970.
+    ``written`` is the time of writing, shortly after the hit, in CLOCK_MONOTONIC nanoseconds. ``wall_offset`` converts
+    this time and the record's own time into nanoseconds since 1970.
     """
 
     program: TraceProgram
@@ -126,7 +126,7 @@ class TraceRecord:
 
     @property
     def wall_time(self) -> int:
-        """The time of the record in nanoseconds since 1970; its time of writing if it carries no time."""
+        """Time of the record in nanoseconds since 1970, or its time of writing if the record has no time."""
         time = time_of(self.record)
         return (self.written if time is None else time) + self.wall_offset
 
@@ -172,8 +172,8 @@ class RecordBlock:
     """
     Records of one program as encoded in the file: ``body`` from ``start`` on.
 
-    Iteration yields them one by one; ``record_columns`` processes them together. ``written`` and ``position`` are those
-    of the frame, or of the first one if ``joints`` lists the boundaries of several.
+    Iteration yields them one by one; ``record_columns`` processes them together. ``written`` and ``position`` belong to
+    the frame. If ``joints`` lists the boundaries of several frames, they belong to the first one.
     """
 
     program: TraceProgram
@@ -228,7 +228,7 @@ _DELAY = 1_000_000_000
 
 
 def merged(traces: Iterable[Iterable[TraceRecord | LostRecords]]) -> Iterator[TraceRecord | LostRecords]:
-    """Iterate over the records of traces in the order of wall-clock time; the order of equal times is stable."""
+    """Iterate over the records of traces in the order of wall-clock time. The order of equal times is stable."""
     ordered = [_in_order(trace) for trace in traces]
     return (found for _, found in heapq.merge(*ordered, key=lambda each: each[0]))
 

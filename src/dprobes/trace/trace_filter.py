@@ -6,8 +6,8 @@ reads only the items that it names. A comparison with an item that a record lack
 in``.
 
 The type of an item is known, so a comparison with a value of another type is an error. The type of a field of the data
-(of a template, a handler, or ``word0``) is known only with the records. The other operand decides there: a number is
-compared with numbers, a string with strings, and a comparison with a value of the other type is false.
+(of a template, a handler, or ``word0``) is known only with the records, so the other operand decides. A number is
+compared with numbers, a string with strings. A comparison with a value of the other type is false.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ FILTER_NAMES = (*ITEM_COLUMNS, *TEXT_COLUMNS)
 """Names that filters can use without reading the data of records."""
 
 Mask = bool | list[bool]
-"""Selection of rows: for each row, True if it is selected; a single value if it is the same for all rows."""
+"""Selection of rows: True for each selected row, or a single value if it is the same for all rows."""
 
 DataColumn = list[Any] | int | str | None
-"""Values of all rows, None for rows without a value; or a single value that all rows share."""
+"""Values of all rows, with None for rows without a value, or a single value that all rows share."""
 
 _ITEMS = f"items are {', '.join(FILTER_NAMES)}"
 
@@ -85,12 +85,16 @@ class DataColumns(Protocol):
         """Register the program of the records, so that ``column`` need not search for fields that the program lacks."""
 
     def column(self, rows: BlockRows, name: Name, *, as_text: bool) -> DataColumn:
-        """Return a field's values: numbers and strings unchanged, or, with ``as_text``, the displayed strings."""
+        """
+        Return a field's values.
+
+        With ``as_text``, return the displayed strings, otherwise numbers and strings unchanged.
+        """
 
 
 def compile_filter(text: str, *, called: str = "filter", data: DataColumns | None = None) -> RowFilter:
     """
-    Compile a filter to a function; raise ``SourceError``, which refers to the text as ``called``, for an invalid one.
+    Compile a filter to a function. If it is invalid, raise ``SourceError``, which names the text ``called``.
 
     With ``data``, a name that is not an item's is a field of the records' data.
     """
@@ -111,7 +115,7 @@ def compile_filter(text: str, *, called: str = "filter", data: DataColumns | Non
 
 
 def _check_value(value: Value, *, has_data: bool) -> None:
-    """Raise ``SourceError`` for a value that records do not have; ``has_data`` is true if filters can read fields."""
+    """Raise ``SourceError`` for a value that records do not have. ``has_data`` is True if filters can read fields."""
     match value:
         case Name() if has_data and _is_field(value):
             pass
@@ -146,7 +150,7 @@ def program_filter(name: str) -> RowFilter:
 
 def time_filter(since: int | None, until: int | None) -> RowFilter:
     """
-    Return a filter for records from ``since`` up to, but not including, ``until``; None means no limit.
+    Return a filter for records from ``since`` up to ``until`` (excluded). None means no limit.
 
     Both are wall-clock times in nanoseconds since 1970. A record without a time is selected by its time of writing.
     """
@@ -182,14 +186,18 @@ def _compiled(condition: Condition, data: DataColumns | None) -> RowFilter:
 
 
 def _kind(name: Name, data: DataColumns | None) -> type[int | str] | None:
-    """Return the type of an item; None for a field of the data, and for ``function`` where ``DataColumns`` finds it."""
+    """
+    Return the type of an item.
+
+    Return None for a field of the data, and for ``function`` where ``DataColumns`` finds it.
+    """
     if data is not None and (_is_field(name) or name.name == _FUNCTION):
         return None
     return str if _item(name) in TEXT_COLUMNS else int
 
 
 def _joined(parts: Sequence[RowFilter], *, stops_at: bool) -> RowFilter:
-    """Return the "and" of parts, or the "or" if ``stops_at`` is True; it stops once all rows are ``stops_at``."""
+    """Return the "and" of parts, or the "or" if ``stops_at`` is True. It stops once all rows are ``stops_at``."""
     join = operator.or_ if stops_at else operator.and_
     goes_on = not stops_at
 
@@ -241,7 +249,7 @@ def _column_of(name: Name, data: DataColumns | None, *, as_text: bool = False) -
 
 def _tested(source: Source, test: Callable[[Any], bool]) -> RowFilter:
     """
-    Return a filter of the records whose value in a column fulfils ``test``; a missing value does not.
+    Return a filter of the records whose value in a column fulfils ``test``. A missing value does not.
 
     ``test`` is called once for each distinct value.
     """
@@ -253,7 +261,7 @@ def _tested(source: Source, test: Callable[[Any], bool]) -> RowFilter:
 
 
 def _of_strings(name: Name, data: DataColumns | None, test: Callable[[str], bool]) -> RowFilter:
-    """Return a test of strings, as they are displayed; a number fails it."""
+    """Return a test of strings, as they are displayed. A number fails the test."""
     return _tested(_column_of(name, data, as_text=True), lambda value: isinstance(value, str) and test(value))
 
 
@@ -278,7 +286,7 @@ def _of_two(left: Source, right: Source, compare: Callable[[Any, Any], bool]) ->
 
 def _of_numbers(source: Source, compare: Callable[[Any, Any], bool], number: int, *, is_signed: bool) -> RowFilter:
     """
-    Return a filter that compares a column with ``number``; values that are not numbers are not selected.
+    Return a filter that compares a column with ``number``. Values that are not numbers are not selected.
 
     ``is_signed`` interprets a full word as a two's complement number.
     """
@@ -400,7 +408,7 @@ def _constants(name: Name, value: Value, kind: type[int | str] | None) -> tuple[
 
 
 class Selection:
-    """A selection of the records that all filters accept; without filters, of all records."""
+    """Selection of the records that all filters accept. Without filters, it has all records."""
 
     def __init__(self, filters: Iterable[RowFilter] = ()) -> None:
         self._filters = list(filters)
@@ -415,7 +423,7 @@ class Selection:
         return count
 
     def masked(self, block: Block) -> Iterator[tuple[BlockRows, list[bool] | None]]:
-        """Iterate over groups of a block's rows with selected records, each with its mask; None if all are selected."""
+        """Iterate over groups of a block's rows with selected records, each with its mask, or None for all rows."""
         for rows in rows_of(block):
             mask = self._wants(rows)
             if not isinstance(mask, list):
@@ -492,7 +500,7 @@ class _TableRows:
         return len(self._order)
 
     def mask(self, wants: RowFilter) -> list[bool] | bool:
-        """Return for each record whether a filter selects it; a single value if it is the same for all."""
+        """Return True for each record that a filter selects, or a single value if it is the same for all."""
         masks = [wants(rows) if rows else False for rows in self._parts]
         if not any(isinstance(mask, list) for mask in masks) and len(set(map(bool, masks))) == 1:
             return masks[0]

@@ -82,7 +82,7 @@ _JOINED_MAX = 1 << 16
 """Size in bytes of joined records after which no more are added."""
 
 BODY_MAX = 64 << 20
-"""Maximum size in bytes of a body, and of the content of a compressed one; a larger size is damage."""
+"""Maximum size in bytes of a body, and of the content of a compressed one. A larger size means damage."""
 _SEARCH_MAX = 2 << 30
 """Maximum number of bytes, in total, whose check sums are computed to find intact frames after damage."""
 JSON_MAX = 16 << 20
@@ -90,7 +90,7 @@ JSON_MAX = 16 << 20
 
 
 class FrameKind(enum.IntEnum):
-    """Kinds of frames; the numbers are part of the file format."""
+    """Kinds of frames. The numbers are part of the file format."""
 
     HEADER = 1
     PROGRAM = 2
@@ -106,7 +106,7 @@ class FrameKind(enum.IntEnum):
 
 
 class Frame(NamedTuple):
-    """A frame; ``kind`` may be one of a later version, ``position`` is the file offset of its first byte."""
+    """Frame. ``kind`` may be a kind of a later version; ``position`` is the file offset of the first byte."""
 
     kind: int
     body: bytes
@@ -134,7 +134,7 @@ def records_frame(program: int, written: int, records: Sequence[tuple[int, bytes
     """
     Return the RECORDS frame with pairs of probepoint number and encoded record.
 
-    ``program`` is the program's number in the file; ``written`` is the time of writing, CLOCK_MONOTONIC in nanoseconds.
+    ``program`` is the program's number in the file. ``written`` is the time of writing, CLOCK_MONOTONIC in nanoseconds.
     """
     parts = [RECORDS_HEAD.pack(program, written)]
     for probe, record in records:
@@ -206,7 +206,7 @@ class FrameSplitter:
         self._bytes += data
 
     def forget(self) -> None:
-        """Drop all bytes after ``position``; the caller pushes them again."""
+        """Drop all bytes after ``position``. The caller pushes them again."""
         self._bytes.clear()
         self._at = self._searched = 0
 
@@ -231,7 +231,7 @@ class FrameSplitter:
 
     def pull_small(self, programs: Container[int]) -> SmallFrames | None:
         """
-        Return the next small RECORDS frames of one of ``programs``, as far as they are complete; None if there is none.
+        Return the next complete small RECORDS frames of one of ``programs``, or None if there are none.
 
         A ``Frame`` object for each of them would take more time than its contents. Frames with any irregularity are
         left to ``pull``.
@@ -274,7 +274,8 @@ class FrameSplitter:
         """
         Skip damaged bytes up to the next intact frame, and return their number.
 
-        Return None if there is no such frame: in the whole stream if ``at_end``, else in the bytes pushed so far.
+        Return None if there is no such frame. The whole stream is searched if ``at_end``, otherwise the bytes pushed so
+        far.
         """
         at = self._next_sound(at_end=at_end)
         if at is None:

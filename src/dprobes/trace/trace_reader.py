@@ -48,11 +48,11 @@ _ID_MAX = (1 << 32) - 1
 
 class TraceParser:
     """
-    A parser of the bytes of a trace file.
+    Parser of the bytes of a trace file.
 
-    The result does not depend on the sizes of the pieces; a frame's contents are yielded as soon as the frame is
+    The result does not depend on the sizes of the pieces. A frame's contents are yielded as soon as the frame is
     complete. ``name`` is the file's name in errors. A ``FormatError`` whose offset is ``position`` means that no valid
-    frame begins there; after any other ``FormatError``, parsing must end.
+    frame begins there. After any other ``FormatError``, parsing must end.
 
     With the callback ``on_damage``, frames with invalid contents are skipped, and ``skip`` skips bytes that are not a
     frame. The descriptions of programs may then be incomplete.
@@ -80,7 +80,7 @@ class TraceParser:
         return self._frames.position
 
     def forget(self) -> None:
-        """Drop the bytes after ``position``; the caller feeds them again."""
+        """Drop the bytes after ``position``. The caller feeds them again."""
         self._frames.forget()
 
     def feed(self, data: bytes) -> Iterator[Block | LostRecords]:
@@ -315,9 +315,9 @@ _PIECE = 1 << 20
 
 class TraceReader:
     """
-    A reader of a trace file; ``position`` is the offset after the last whole frame that was read.
+    Reader of a trace file. ``position`` is the offset after the last whole frame that was read.
 
-    ``read`` and ``blocks`` yield the available contents; further calls yield what was written since the previous one.
+    ``read`` and ``blocks`` yield the available contents. Further calls yield what was written since the previous one.
     With the callback ``on_damage``, damage is skipped.
     """
 
@@ -362,7 +362,7 @@ class TraceReader:
 
     @property
     def part(self) -> int:
-        """The part number in the file's first HEADER, 0 if that is unreadable; the file must be seekable."""
+        """Part number in the file's first HEADER, or 0 if that is unreadable. The file must be seekable."""
         frames = FrameSplitter()
         with contextlib.suppress(OSError, FormatError, ValueError):
             frames.push(os.pread(self._file.fileno(), _PIECE, 0))
@@ -446,10 +446,10 @@ class MissingPart:
 
 class TraceFollower:
     """
-    A reader of a trace from its beginning, and then of the contents that are appended to it.
+    Reader of a trace from its beginning, and then of the contents that are appended to it.
 
     Without ``with_older``, an existing older part is not read. A slow reader reads both files that a size-limited
-    writer keeps, whenever these change; records are missed only if the writer has filled two files in the meantime.
+    writer keeps, whenever these change. Records are missed only if the writer has filled two files in the meantime.
     With the callback ``on_damage``, damage is skipped.
     """
 
@@ -515,7 +515,7 @@ class TraceFollower:
             self._readers = following
 
     def _open(self, after: TraceReader | None) -> list[TraceReader]:
-        """Open the file, preceded by its older part unless ``after`` was reading that part; return the readers."""
+        """Open the file and return its readers. The older part is the first reader, unless ``after`` was reading it."""
         while True:
             reader = TraceReader(self.path, self._on_damage)
             older = self._older() if self._with_older or after is not None else None

@@ -46,9 +46,9 @@ _FRAME_PLACES = 10_000
 @dataclass(slots=True)
 class WrittenProgram:
     """
-    A program and the extent of its description in the file.
+    Program and the extent of its description in the file.
 
-    ``lost`` is the number of lost records that are not noted in the file yet; ``given`` is the number of these that
+    ``lost`` is the number of lost records that are not noted in the file yet. ``given`` is the number of these that
     ``lose`` has reported.
     """
 
@@ -120,7 +120,7 @@ class _Batch:
     """
     Frames that are written together or not at all, and the state to revert if they cannot be written.
 
-    ``since`` is the time of the first record (CLOCK_MONOTONIC, in nanoseconds); 0: none yet.
+    ``since`` is the time of the first record (CLOCK_MONOTONIC, in nanoseconds), or 0 if there is none yet.
     """
 
     frames: list[bytes] = field(default_factory=list)
@@ -135,13 +135,13 @@ class _Batch:
 
 class TraceFileWriter:
     """
-    A writer that appends to a trace file, mode 0600; ``limit`` is in bytes.
+    Writer that appends to a trace file, mode 0600; ``limit`` is in bytes.
 
-    With ``compress`` records are buffered for up to a second, or until ``flush``, to be compressed together; without,
-    for up to ``hold`` nanoseconds, to be joined into frames. The caller must call ``flush`` then.
+    With ``compress``, records are buffered for up to a second, or until ``flush``, and compressed together. Otherwise
+    they are buffered for up to ``hold`` nanoseconds, and joined into frames; the caller must then call ``flush``.
 
-    Records that could not be written are noted as lost as soon as there is room. Not thread-safe. Other processes
-    cannot write to the file while it is open.
+    Records that could not be written are noted as lost as soon as there is room. The writer is not thread-safe. Other
+    processes cannot write to the file while it is open.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class TraceFileWriter:
         self._batch = _Batch()
         self._held: list[Sequence[tuple[int, bytes]]] = []
         self._held_of = self._held_bytes = 0
-        """Buffered records that are not in frames yet; then their program, and their approximate size in bytes."""
+        """Buffered records that are not in frames yet, their program, and their approximate size in bytes."""
         self._has_head = False
         self._has_names = False
         self._clock = WallClock()
@@ -204,7 +204,7 @@ class TraceFileWriter:
         return number
 
     def update_program(self, program: int, details: dict[str, Any]) -> None:
-        """Replace the description of the program with number ``program``; it is written before its next records."""
+        """Replace the description of the program with a number. It is written before the program's next records."""
         known = self._programs[program]
         if known.details != details:
             known.details = details
@@ -213,13 +213,13 @@ class TraceFileWriter:
             self._flush_some()
 
     def add_places(self, program: int, places: Sequence[PlaceEntry]) -> None:
-        """Add descriptions of further probepoints of a program; they are written before its next records."""
+        """Add descriptions of further probepoints of a program. They are written before the program's next records."""
         self._programs[program].places += places
         self._announce(program)
         self._flush_some()
 
     def end_program(self, program: int) -> bool:
-        """Mark a program as ended, without further records; return whether all buffered records could be written."""
+        """Mark a program as ended, without further records. Return True if all buffered records could be written."""
         self._announce(program)
         self._ended.add(program)
         return self.flush()
@@ -230,7 +230,7 @@ class TraceFileWriter:
         records: Sequence[tuple[int, bytes]],
         names: Names | None = None,
     ) -> bool:
-        """Append records as ``append`` does; return whether that succeeded. Otherwise they are counted as lost."""
+        """Append records as ``append`` does, and return True if that succeeded. Otherwise they are counted as lost."""
         is_written = self.append(program, records, names)
         if not is_written:
             self._programs[program].lost += len(records)
@@ -243,12 +243,12 @@ class TraceFileWriter:
         names: Names | None = None,
     ) -> bool:
         """
-        Append records, and return whether that succeeded; otherwise none of them is in the file.
+        Append records, and return True if that succeeded. Otherwise none of them is in the file.
 
-        ``names`` returns the body of a NAMES frame for addresses in the records, or None; its argument is true if the
+        ``names`` returns the body of a NAMES frame for addresses in the records, or None. Its argument is True if the
         file has all names that were returned before.
 
-        Records that are buffered for compression may still fail to be written later, and are noted as lost then.
+        Records that are buffered for compression may still fail to be written later, and are then noted as lost.
         """
         if self._limit is not None and self._file.size + self._batch.size > self._limit // 2:
             self.flush()
@@ -273,9 +273,9 @@ class TraceFileWriter:
 
     def append_tables(self, program: int, tables: Sequence[TableContents], names: Names | None = None) -> bool:
         """
-        Append the current contents of a program's keyed tables; return whether that succeeded.
+        Append the current contents of a program's keyed tables; return True if that succeeded.
 
-        ``names`` is the same as in ``append``, for the addresses in keys.
+        ``names`` is as in ``append``, for the addresses in keys.
         """
         from dprobes.keyed.table_codec import encode_tables
 
@@ -295,13 +295,13 @@ class TraceFileWriter:
         """
         Return, by program, the number of lost records without a note in the file, and reset it.
 
-        The caller reports them. The second number is that of the lost records that the caller has already reported, by
+        The caller reports them. The second number counts the lost records that the caller has already reported by
         ``lose``.
         """
         return {number: program.take_lost() for number, program in self._programs.items()}
 
     def flush(self) -> bool:
-        """Write buffered records, and return whether that succeeded; otherwise they are lost."""
+        """Write buffered records, and return True if that succeeded. Otherwise they are lost."""
         self._settle()
         batch, self._batch = self._batch, _Batch()
         is_written = (self._has_head or self._begin_file()) and self._file.append(self._bytes_of(batch))
@@ -392,7 +392,7 @@ class TraceFileWriter:
         batch.size += len(frame)
 
     def _flush_some(self) -> bool:
-        """Write the batch, unless it waits for more frames or records; return whether writing succeeded."""
+        """Write the batch, unless it waits for more frames or records. Return True if writing succeeded."""
         batch = self._batch
         if self._compress is not None:
             size, room, patience = batch.size, _KEPT_BYTES, _KEPT_NANOSECONDS
@@ -413,7 +413,7 @@ class TraceFileWriter:
         return b"".join(self._compress(bytes(group)) for group in groups)
 
     def _undo(self, batch: _Batch) -> None:
-        """Revert the state for a batch that was not written; its records are lost."""
+        """Revert the state for a batch that was not written. Its records are lost."""
         self._offset = None
         self._has_names = self._has_names and not batch.has_names
         for number, count in batch.records.items():
@@ -428,7 +428,7 @@ class TraceFileWriter:
 
     def _begin_file(self) -> bool:
         """
-        Write the HEADER frame of a new file; return whether that succeeded.
+        Write the HEADER frame of a new file; return True if that succeeded.
 
         All programs have to be described again in this file.
         """

@@ -33,11 +33,11 @@ _CODES = {1: "b", 2: "h", 4: "i", 8: "q"}
 
 class Step(NamedTuple):
     """
-    The data of a part of a template.
+    Data of a part of a template.
 
     ``kind`` is ``number`` (an integer of ``size`` bytes, or skipped bytes if ``field`` is None), ``item`` (a string
     item), or ``text`` (a string up to its NUL). ``field`` is the index of the resulting field. An item is truncated
-    after ``cut`` bytes; None: it is not truncated.
+    after ``cut`` bytes, unless that is None.
     """
 
     kind: str
@@ -167,9 +167,9 @@ def _string(data: bytes, cut: int | None) -> str:
 
 class RaggedData:
     """
-    The data of records whose fields are at various offsets.
+    Data of records whose fields are at various offsets.
 
-    ``starts`` and ``ends`` are the offsets in ``body`` of each record's data.
+    ``starts`` and ``ends`` are the offsets of each record's data in ``body``.
     """
 
     def __init__(self, rows: Rows) -> None:
@@ -188,7 +188,8 @@ class RaggedData:
         """
         Return the values of one field in the records ``wanted``, whose template has these steps.
 
-        ``find`` decodes the field of a record with other contents; with ``is_whole`` also of a record with more data.
+        ``find`` decodes the field of a record with other contents. With ``is_whole``, it also decodes records with more
+        data.
         """
         number = next(n for n, step in enumerate(steps) if step.field == field)
         walked = steps if is_whole else steps[: number + 1]

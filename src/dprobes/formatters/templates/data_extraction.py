@@ -68,10 +68,10 @@ _FAULTS = (Token.ADDRESS_FAULT, Token.SELECTOR_FAULT)
 
 class Taken(NamedTuple):
     """
-    The bytes of a record that one part of a template has consumed.
+    Bytes of a record that one part of a template has consumed.
 
-    ``value`` is their decoded value, None if it is missing; ``missing`` is the number of its bytes that are not in the
-    record. ``odd`` are bytes of an item that do not form a whole number. ``problem`` is the reason why there is no
+    ``value`` is their decoded value, or None if it is missing. ``missing`` is the number of its bytes that are not in
+    the record. ``odd`` has bytes of an item that do not form a whole number. ``problem`` is the reason why there is no
     item, or an empty string.
     """
 
@@ -97,7 +97,7 @@ def placeholders(template: Template) -> tuple[Placeholder, ...]:
 
 
 def read(template: Template, record: LogRecord) -> tuple[list[Taken], bytes]:
-    """Return what each of ``data_parts`` consumes of a record's data, and the bytes that none of them consumes."""
+    """Return the bytes that each of ``data_parts`` consumes of a record's data, and the remaining bytes."""
     reader = _Reader(record)
     taken = [reader.take(part) for part in data_parts(template)]
     if record.is_cut:
@@ -423,10 +423,10 @@ _KINDS = {
 @dataclass(frozen=True, slots=True)
 class Field:
     """
-    A field of a template.
+    Field of a template.
 
-    ``name`` is a C identifier that is unique in the template. ``size`` is that of one element in bytes, 0 for STRING
-    and BYTES; ``base`` is the base in which numbers are printed. The value of an array is a tuple.
+    ``name`` is a C identifier that is unique in the template. ``size`` is the size of one element in bytes, or 0 for
+    STRING and BYTES. ``base`` is the base in which numbers are printed. The value of an array is a tuple.
     """
 
     name: str

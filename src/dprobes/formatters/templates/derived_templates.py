@@ -2,9 +2,9 @@
 Templates derived from the handlers of a program, with names for the values that they log.
 
 A handler is executed symbolically along all its paths, with a name for each cell: ``push 8; push r, arg0; add; push
-mem, u32`` yields ``*(8+arg0)``. If all paths to its end log the same, that is the template of its records. If they do
-not, or if it cannot be known (values logged in loops, exception handlers, cells at computed positions), there is no
-template, and the data are shown undecoded.
+mem, u32`` yields ``*(8+arg0)``. If all paths to its end log the same values, these are the template of its records. If
+the values differ, or cannot be known (values logged in loops, exception handlers, cells at computed positions), there
+is no template, and the data are shown undecoded.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ _LONG = (_DUMP, "%*k")
 """Placeholders with lines of their own."""
 
 _SHORT_MAX = 16
-"""Maximum size in bytes of logged memory that is shown within the line; more is shown as a dump of 16 bytes a line."""
+"""Maximum size in bytes of logged memory that is shown within the line. More is shown as a dump of 16 bytes a line."""
 
 _MOVED = ("xchg", "dup <times>", "ros <cells>")
 """Instructions of the group STACK whose documented effect moves cells."""
@@ -114,10 +114,10 @@ class _UnknownError(Exception):
 
 class _Way(NamedTuple):
     """
-    The state of execution on one path.
+    State of execution on one path.
 
-    ``procedure`` is the one being executed, or None in the handler; ``returns`` are the return positions of its
-    callers. ``cells`` are names, from the bottom to the top.
+    ``procedure`` is the procedure that is being executed, or None in the handler. ``returns`` has the return positions
+    of its callers. ``cells`` has names, from the bottom to the top.
     """
 
     position: int = 0

@@ -1,4 +1,4 @@
-"""The templates of one directory, on disk or carried by a file, and those of one program."""
+"""Templates of one directory, on disk or in a file, and templates of one program."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ class Templates:
     @classmethod
     def from_directory(cls, directory: Path, majors: Container[int] | None = None) -> Self:
         """
-        Return the templates of a directory on disk; ``majors`` limits them to these codes.
+        Return the templates of a directory on disk. If ``majors`` is given, only these codes count.
 
-        Raise ``FormatError`` if it has no directory file, or a file cannot be read.
+        Raise ``FormatError`` if there is no directory file, or a file cannot be read.
         """
 
         def read(name: str) -> bytes | None:
@@ -183,7 +183,7 @@ def read_file(path: Path) -> bytes:
 
 
 def source_of(name: str, data: bytes, diagnostics: Diagnostics) -> SourceFile | None:
-    """Return the text of a file; None, with an error in ``diagnostics``, if it is not UTF-8, or exceeds FILE_MAX."""
+    """Return the text of a file. If it is not UTF-8, or exceeds FILE_MAX, add an error and return None."""
     if len(data) > FILE_MAX:
         diagnostics.error(None, f"'{name}' has more than {FILE_MAX} bytes")
         return None
@@ -201,10 +201,10 @@ def source_of(name: str, data: bytes, diagnostics: Diagnostics) -> SourceFile | 
 
 class ProgramTemplates:
     """
-    The written and derived templates of a program.
+    Written and derived templates of a program.
 
-    A derived template applies to a record only if it covers all of its data: a handler that has ended early has logged
-    less.
+    A derived template applies to a record only if it covers all of its data, because a handler that has ended early has
+    logged less.
     """
 
     def __init__(

@@ -172,7 +172,7 @@ def _lines(text: str) -> Iterator[list[re.Match[str]]]:
 
 def is_plain_name(name: str) -> bool:
     """
-    Return whether a name is that of a file in the directory itself: without slashes, blanks and control characters.
+    Return True if a name is that of a file in the directory itself: without slashes, blanks and control characters.
 
     The directory file and a name of more than ``NAME_MAX`` bytes are not accepted.
     """

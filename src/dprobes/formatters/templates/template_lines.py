@@ -45,7 +45,7 @@ _NUMBERS = "duxXo"
 _ADDRESSES = "pa"
 _CONVERSIONS = "duxXocspahevkTEUI"
 _AFTER_SIZE = "duxXocspahv"
-"""The conversions before which a letter d is a size; otherwise it is a conversion itself."""
+"""Conversions before which a letter d is a size. Before any other letter, it is a conversion itself."""
 
 _FROM_C = {
     "i": "write '%d'",
@@ -284,7 +284,7 @@ def _whole_item(reader: _Reader, conversion: Conversion, written: _Written) -> P
 
 
 def _value(reader: _Reader, conversion: Conversion, written: _Written) -> Placeholder:
-    """Return the placeholder of a number or a string, whose letter was read; ``written`` are the options before it."""
+    """Return the placeholder of a number or a string, whose letter was read. ``written`` has the options before it."""
     width, precision = written.width, written.precision
     is_errno = conversion is Conversion.ERROR  # its '#' prints -1 as a number
     flag = _flag_of_numbers(replace(width, has_prefix=False) if is_errno else width)
@@ -327,7 +327,7 @@ def _checked_size(reader: _Reader, conversion: Conversion, written: _Written) ->
 
 def _checked(part: Part, written: Span) -> Part:
     """
-    Return ``part``; raise ``_WrongError`` if it is an array whose width or precision exceeds ``ARRAY_WIDTH_MAX``.
+    Return ``part``, or raise ``_WrongError`` if it is an array whose width or precision exceeds ``ARRAY_WIDTH_MAX``.
 
     ``written`` is the span of the part in the text, for the error.
     """
@@ -341,7 +341,7 @@ def _checked(part: Part, written: Span) -> Part:
 
 def _field(reader: _Reader, start: int) -> tuple[str, str]:
     """
-    Consume ``(NAME)`` or ``(NAME[])`` after a percent sign; return the name and ``[]``, empty strings without them.
+    Consume ``(NAME)`` or ``(NAME[])`` after a percent sign; return the name and ``[]``, or empty strings without them.
 
     ``start`` is the position of the percent sign.
     """
@@ -398,7 +398,7 @@ def _check_bare_item(reader: _Reader, written: _Written, letter: str, what: str,
     """
     Raise ``_WrongError`` unless ``letter`` is preceded by ``*`` and no other option.
 
-    ``what`` is the verb of the message, such as "prints"; ``hint`` is the correct form.
+    ``what`` is the verb of the message, such as "prints". ``hint`` is the correct form.
     """
     if not written.is_item:
         raise _WrongError(reader.since(written.start), f"'{letter}' {what} an item", hint)

@@ -76,7 +76,7 @@ def readable_number(number: int, size: int) -> str:
     """
     Return an unsigned number of ``size`` bytes in readable form: amounts in decimal, probable addresses in hexadecimal.
 
-    Possible errors, -4095 to -1, are negative; also as an ``int`` of 32 bits in 8 bytes.
+    Possible errors, -4095 to -1, are printed as negative numbers, also as an ``int`` of 32 bits in 8 bytes.
     """
     if size < 4 or number < _SMALL[size]:
         return str(number)
@@ -139,11 +139,11 @@ HEADER_ITEMS = {
 @dataclass(frozen=True, slots=True)
 class Width:
     """
-    The width of a printed value: a minimum number of characters, padded on the left with blanks.
+    Width of a printed value: a minimum number of characters, padded on the left with blanks.
 
-    With ``to_left`` it is padded on the right, ``with_zeros`` with zeros. ``plus`` is the prefix of a signed number
-    that is not negative, ``+`` or a blank. With ``has_prefix`` hexadecimal numbers have a ``0x`` and octal ones a
-    ``0``. ``in_capitals`` is set for ``%X``.
+    With ``to_left``, it is padded on the right; with ``with_zeros``, by zeros. ``plus`` is the prefix of a signed
+    number that is not negative, ``+`` or a blank. With ``has_prefix``, hexadecimal numbers begin with ``0x`` and octal
+    numbers with ``0``. ``in_capitals`` is set for ``%X``.
     """
 
     columns: int = 0

@@ -1,11 +1,11 @@
 """
 Event classes: the TSDL descriptions of events with the same fields, and the encoding of these events.
 
-An event class has an event context, the items of the record's header, and a payload, the fields of its data. All
-integers are little-endian and all fields begin at whole bytes, so ``struct`` packs them. A field of bytes or an array
-is a sequence, preceded by its length.
+An event class has an event context with the items of the record's header, and a payload with the fields of its data.
+All integers are little-endian and all fields begin at whole bytes, so ``struct`` packs them. A field of bytes or an
+array is a sequence, preceded by its length.
 
-Field names begin with an underscore here, which readers remove, so that they cannot be keywords of TSDL.
+Field names begin with an underscore here, which readers remove. So they cannot be keywords of TSDL.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def _integer(size: int, *, signed: bool = False, base: int = 10) -> str:
     """
     Return the name of a TSDL integer type, such as ``uint32_t``; ``size`` is in bytes.
 
-    ``base`` is that of its displayed numbers, and determines the prefix of the name.
+    ``base`` is the base in which its numbers are displayed, and determines the prefix of the name.
     """
     return f"{_BASES[base]}{'' if signed else 'u'}int{8 * size}_t"
 
@@ -152,7 +152,7 @@ TYPES = "".join(
     for signed, base in ((True, 10), *((False, base) for base in _BASES))
     for size in _CODES
 )
-"""Declarations of the types; strings need none, since they are UTF-8 by default."""
+"""Declarations of the types. Strings need none, because they are UTF-8 by default."""
 
 
 def _type(field: Field) -> str:

@@ -2,8 +2,7 @@
 CTF traces as a log target.
 
 The directory of the log target contains one trace for each time that the target was opened. A step of the wall clock
-begins another trace, because the clock of a trace has one offset. Readers are given the directory, and merge all its
-traces.
+begins another trace, because the clock of a trace has one offset. Readers open the directory, and merge all its traces.
 """
 
 from __future__ import annotations
@@ -52,9 +51,9 @@ _NOTHING = "?"
 
 def table_events(trace: Trace, contents: Sequence[TableContents], names: Names, time: int) -> Events:
     """
-    Return an event for each row of keyed tables; new event classes are added to ``trace``.
+    Return an event for each row of keyed tables, and add new event classes to ``trace``.
 
-    ``time`` is the time of all events: CLOCK_MONOTONIC in nanoseconds. ``names`` names addresses in keys.
+    ``time`` is the time of all events: CLOCK_MONOTONIC in nanoseconds. ``names`` has the names of addresses in keys.
     """
     header = HeaderItems(_NO_RECORD)
     events: Events = []

@@ -1,5 +1,5 @@
 """
-The packets of a stream, and their files.
+Packets of a stream, and their files.
 
 ::
 
@@ -11,14 +11,14 @@ The packets of a stream, and their files.
                                             64  u64 events discarded  in the file up to here
                                             72  u32 cpu               in streams of a CPU
 
-Readers refuse a trace that has a file with anything after its last whole packet. So a file has its size from the
-beginning, and its last packet is padded to the end. The next packet, with its own padding, is written into that
-padding, which readers ignore. Then the packet size of the previous one is overwritten, which is 8 bytes in one page,
-and makes the new packet visible. If this is interrupted anywhere, or the disk is full, the earlier contents stay
-readable. A file that is full is followed by a larger one, which is renamed into place when it is complete. Files are
-sparse, so padding takes no disk space.
+Readers refuse a trace if a file has anything after its last whole packet. So a file has its size from the beginning,
+and its last packet is padded to the end. The next packet, with its own padding, is written into that padding, which
+readers ignore. Then the packet size of the previous packet is overwritten, which is 8 bytes in one page. This makes the
+new packet visible. If the writer is interrupted at any moment, or the disk is full, the earlier contents stay readable.
+A full file is followed by a larger one, which is renamed into place when it is complete. Files are sparse, so padding
+takes no disk space.
 
-To readers each file is a stream of its own. Trace Compass would count the discarded events of a stream anew in each of
+To readers, each file is a stream of its own. Trace Compass would count the discarded events of a stream anew in each of
 its files.
 """
 
@@ -85,7 +85,7 @@ class _State(NamedTuple):
 
 class Stream:
     """
-    A stream of packets of one CPU, or without a CPU, whose events are in the order of time.
+    Stream of packets of one CPU, or without a CPU, whose events are in the order of time.
 
     ``numbers`` yields file numbers that are unused in the trace. ``stage`` writes a packet, which becomes part of the
     trace with ``commit``; ``undo`` reverts that. These methods raise ``OSError``.
@@ -156,9 +156,9 @@ class Stream:
 
     def _packet(self, file: int, body: bytes, first: int, last: int, discarded: int, size: int) -> bytes:
         """
-        Return a CTF packet with events ``body``, whose header declares a size of ``size`` bytes.
+        Return a CTF packet with the events ``body``, whose header declares a size of ``size`` bytes.
 
-        Only the padding of the last word is in the result. ``file`` is the stream's number, ``first`` and ``last`` are
+        The result has only the padding of the last word. ``file`` is the stream's number, ``first`` and ``last`` are
         the times of the first and last event, and ``discarded`` is the total of lost events.
         """
         content = self._start_size + len(body)
@@ -196,7 +196,7 @@ class Stream:
 @contextmanager
 def _opened(path: Path, flags: int = 0) -> Iterator[int]:
     """
-    Open a file for writing, and close it at the end of the context: a trace may have hundreds of files.
+    Open a file for writing, and close it at the end of the context, because a trace may have hundreds of files.
 
     ``flags`` are added to those of open(2).
     """
@@ -262,7 +262,7 @@ class Trace:
         return known
 
     def write(self, events: Mapping[int | None, Events], lost: int) -> None:
-        """Write events by their CPUs, all of them or none; ``lost`` is the number of events lost before them."""
+        """Write events by their CPUs, all of them or none. ``lost`` is the number of events lost before them."""
         if not self._is_described:
             self._write_metadata()
         staged: list[Stream] = []

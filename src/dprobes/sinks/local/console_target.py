@@ -123,7 +123,7 @@ class StreamOutlet:
         return self._file is not None and self._file.is_holding
 
     def settle(self) -> None:
-        """Flush, and wait for the reader as long as it makes progress; raise the same errors as ``write``."""
+        """Flush, and wait for the reader as long as it makes progress. Errors are those of ``write``."""
         self.flush()
         if self._file is not None and self._file.is_holding:
             try:

@@ -1,4 +1,4 @@
-"""A file to which records are appended; with a name in .dpt or .dptz, a trace file."""
+"""File to which records are appended. A file whose name ends in .dpt or .dptz is a trace file."""
 
 from __future__ import annotations
 

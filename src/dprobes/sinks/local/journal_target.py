@@ -1,9 +1,9 @@
 """
-The systemd journal, by its native protocol (systemd's documentation, JOURNAL_NATIVE_PROTOCOL).
+systemd journal, by its native protocol (systemd's documentation, JOURNAL_NATIVE_PROTOCOL).
 
-Each entry is a datagram of fields, ``NAME=value`` and a line end, or, where the value is binary or has several lines,
-``NAME``, a line end, its length as a little-endian u64, the value and a line end. An entry that is too large for a
-datagram is sent as the descriptor of a sealed memory file.
+Each entry is a datagram of fields. A field is ``NAME=value`` and a line end. If the value is binary or has several
+lines, the field is ``NAME``, a line end, the length as a little-endian u64, the value and a line end. An entry that is
+too large for a datagram is sent as the descriptor of a sealed memory file.
 """
 
 from __future__ import annotations

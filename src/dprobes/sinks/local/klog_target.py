@@ -1,5 +1,5 @@
 """
-The kernel's log (``/dev/kmsg``, Documentation/ABI/testing/dev-kmsg): a message for each line.
+Kernel's log (``/dev/kmsg``, Documentation/ABI/testing/dev-kmsg), with a message for each line.
 
 The log is a ring buffer: unread messages are overwritten, without any notice to the writer.
 """

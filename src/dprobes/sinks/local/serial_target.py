@@ -41,9 +41,9 @@ def open(argument: str, options: SinkOptions) -> Sink:  # noqa: A001 - the name 
 
 class SerialOutlet:
     """
-    A serial line, configured by pyserial: 8 data bits, no parity, one stop bit, no flow control.
+    Serial line, configured by pyserial: 8 data bits, no parity, one stop bit, no flow control.
 
-    It is opened exclusively; its settings are restored when it is closed.
+    It is opened exclusively. Its settings are restored when it is closed.
     """
 
     def __init__(self, device: str, baud: int = _BAUD) -> None:

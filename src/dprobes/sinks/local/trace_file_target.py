@@ -29,10 +29,10 @@ _HOLD = 50_000_000
 
 class TraceFileSink:
     """
-    A trace file, to which the places of probepoints and the names of addresses are added with their first records.
+    Trace file, to which the places of probepoints and the names of addresses are added with their first records.
 
     A file whose name ends in .dptz is compressed. In other files, records that arrive one by one are buffered for up to
-    50 ms and then written together by a timer thread. With ``is_safe``, accepted records must be in the file, so they
+    50 ms, and then written together by a timer thread. With ``is_safe``, accepted records must be in the file, so they
     are written at once.
     """
 

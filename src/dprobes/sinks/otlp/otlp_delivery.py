@@ -1,10 +1,10 @@
 """
-The delivery of one batch to an OpenTelemetry collector, in several concurrent requests.
+Delivery of one batch to an OpenTelemetry collector, in several concurrent requests.
 
-The latency of a request is high, especially with a distant collector. Requests are therefore large, and the next one is
-sent before the response to the previous one arrives. A refused request is repeated in halves, until the records that
-the collector rejects are isolated. Each record is sent until it is accepted or refused, or until a failure; the
-remaining records are known then.
+The latency of a request is high, especially with a distant collector. So requests are large, and the next one is sent
+before the response to the previous one arrives. A refused request is repeated in halves, until the records that the
+collector rejects are isolated. Each record is sent until it is accepted or refused, or until a failure. After a
+failure, the remaining records are known.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class CollectorClient:
         return self._answer(lambda: self._exporter.export(records))
 
     def send_metrics(self, data: MetricsData, endpoint: str) -> Answer:
-        """Send metrics to another URL of the collector; raise the same errors as ``send``."""
+        """Send metrics to another URL of the collector. Errors are those of ``send``."""
         if self._metrics is None:
             from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 
@@ -226,7 +226,11 @@ _RECORDS_MAX = 2048
 
 _UNDER_WAY_MAX = 8
 _QUICK = 0.02
-"""Limits of concurrent requests: the maximum number, and seconds; if all responses take less, there is one request."""
+"""
+Maximum number of concurrent requests, and a response time in seconds.
+
+If all responses take less than this time, requests are sent one after the other.
+"""
 
 _BACKOFF = 0.5
 """Seconds to wait at first for a busy collector that does not specify a time; the time doubles."""
@@ -300,9 +304,9 @@ class Delivery:
 
     def run(self, count: int) -> None:
         """
-        Send everything, about ``count`` pieces; return when all requests are answered, or after a failure.
+        Send about ``count`` pieces; return when all requests are answered, or after a failure.
 
-        After ``Experience.stopped`` was set, return soon: unanswered records are left.
+        After ``Experience.stopped`` was set, return soon, and leave unanswered records.
         """
         slowest = self._experience.slowest
         workers = 1 if slowest is not None and slowest < _QUICK else min(_UNDER_WAY_MAX, count)

@@ -1,7 +1,7 @@
 """
 Keyed tables as OpenTelemetry's metrics: one metric for a table's value, with a data point for each key.
 
-A count is a monotonic sum, ``sum`` a non-monotonic one, ``min``, ``max`` and ``last`` are gauges, histograms are
+A count is a monotonic sum, ``sum`` a non-monotonic sum. ``min``, ``max`` and ``last`` are gauges. Histograms are
 histograms with explicit bounds. ``avg`` and ``stats`` are several metrics. All are cumulative since the program was
 announced. The attributes of a data point are the parts of its key, named like the labels of Prometheus.
 """

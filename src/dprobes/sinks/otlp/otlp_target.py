@@ -1,8 +1,8 @@
 """
-An OpenTelemetry collector, by OTLP over HTTP: each record is a log record.
+OpenTelemetry collector, by OTLP over HTTP, in which each record is a log record.
 
-The SDK's batch processor is not used: it loses records silently. ``otlp_delivery`` sends a batch in several requests,
-and ``otlp_messages`` creates log records.
+The SDK's batch processor is not used, because it loses records silently. ``otlp_delivery`` sends a batch in several
+requests, and ``otlp_messages`` creates log records.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def metrics_endpoint_of(endpoint: str) -> str | None:
 
 class OtlpSink:
     """
-    A sink that sends batches to a collector; records count as accepted when the collector has confirmed them.
+    Sink that sends batches to a collector. Records count as accepted when the collector has confirmed them.
 
     ``steps`` is the progress within a call (``Sink``).
     """

@@ -1,7 +1,7 @@
 """
-The messages of a trace (protos/perfetto/trace/perfetto_trace.proto, whose names are used here).
+Messages of a trace, with the names in protos/perfetto/trace/perfetto_trace.proto.
 
-A trace is a sequence of packets. The package ``perfetto`` has classes for them, which take twice as long; tests use
+A trace is a sequence of packets. The package ``perfetto`` has classes for them, which take twice as long. Tests use
 them to decode the output of this module.
 """
 
@@ -49,7 +49,11 @@ _MASK = (1 << 64) - 1
 
 @lru_cache(maxsize=1 << 14)
 def varint(value: int) -> bytes:
-    """Return a number as a varint: groups of 7 bits, the lowest first; a negative one in 64-bit two's complement."""
+    """
+    Return a number as a varint: groups of 7 bits, the lowest first.
+
+    A negative number is in 64-bit two's complement.
+    """
     value &= _MASK
     data = bytearray()
     while value > 0x7F:

@@ -1,9 +1,9 @@
 """
 Perfetto traces as a log target.
 
-Each thread has a track. A call is a slice on it if the program probes the function's entry and its return; other
+Each thread has a track. A call is a slice on it if the program probes the function's entry and its return. Other
 records are instants. The record's contents are debug annotations. A row of a keyed table is a counter below the track
-of the program, or several if its value consists of several numbers.
+of the program. It is several counters if its value consists of several numbers.
 """
 
 from __future__ import annotations
@@ -177,9 +177,9 @@ class CallStack:
 
     def _index_of(self, place: Place, record: LogRecord) -> int | None:
         """
-        Return the index of the call that returns: the one at its stack pointer, else the last call of the function.
+        Return the index of the call that returns, or None if there is none.
 
-        Return None if there is no such call.
+        It is the call at the record's stack pointer, or else the last call of the function.
         """
         found = None
         for index in range(len(self._calls) - 1, -1, -1):
@@ -199,7 +199,7 @@ def _is_above(sp: int | None, other: int | None) -> bool:
 # track's descriptor is written before its first event, and again when its process or thread was renamed.
 
 _KNOWN_MAX = 1 << 16
-"""Maximum number of tracks whose descriptors are remembered; beyond it they are written again."""
+"""Maximum number of tracks whose descriptors are remembered. Beyond it, they are written again."""
 
 _MASK = (1 << 64) - 1
 
@@ -271,7 +271,7 @@ _LENGTH_MAX = 5
 
 
 class PerfettoFile:
-    """A locked file to which packets are appended; methods raise ``SinkError``."""
+    """Locked file to which packets are appended. Methods raise ``SinkError``."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -308,8 +308,8 @@ class PerfettoFile:
         """
         Lock the file, and return the offset at which writing continues.
 
-        An empty file gets its first packet; an incomplete packet at the end is removed. Raise ``SinkError`` if the file
-        is no trace, or one of another boot.
+        An empty file gets its first packet. An incomplete packet at the end is removed. Raise ``SinkError`` if the file
+        is not a trace, or is a trace of another boot.
         """
         try:
             if not stat.S_ISREG(os.fstat(self._file).st_mode):

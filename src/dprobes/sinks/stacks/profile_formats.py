@@ -1,5 +1,5 @@
 """
-Profiles as Perfetto traces: each record with a stack is a sample (PerfSample), on the track of its thread at its time.
+Profiles as Perfetto traces. Each record with a stack is a sample (PerfSample), on its thread's track at its time.
 
 The messages are those of protos/perfetto/trace/perfetto_trace.proto. Function names, frames and stacks are interned:
 written once, before the samples that refer to them by number::

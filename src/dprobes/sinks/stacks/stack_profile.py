@@ -1,4 +1,4 @@
-"""The sink that collects call stacks into a profile; frames are named while their processes may still run."""
+"""Sink that collects call stacks into a profile. Frames are named while their processes may still run."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class FrameNode:
     callees: dict[str, FrameNode] = field(default_factory=dict)
 
     def callee(self, name: str) -> FrameNode:
-        """Return the child node for the function ``name`` that this frame calls; it is created if necessary."""
+        """Return the child node for the function ``name`` that this frame calls, and create it if necessary."""
         if name not in self.callees:
             self.callees[name] = FrameNode(name)
         return self.callees[name]
@@ -150,11 +150,11 @@ def has_weighed_stacks(table: Table) -> bool:
 
 class StackCollector:
     """
-    A sink that sums the weights of records' stacks.
+    Sink that sums the weights of records' stacks.
 
-    ``weight`` is the field with the weight of a record's stack; without it each weight is 1. ``without`` counts records
-    or rows that have no stack, or no such number. With ``keeps_samples`` each stack is kept with its thread and time,
-    up to SAMPLES_MAX of them; ``left_out`` counts the others.
+    ``weight`` is the field with the weight of a record's stack; without it, each weight is 1. ``without`` counts
+    records or rows that have no stack, or no weight. With ``keeps_samples``, each stack is kept with its thread and
+    time, up to SAMPLES_MAX of them; ``left_out`` counts the others.
     """
 
     def __init__(self, weight: str | None = None, *, keeps_samples: bool = False) -> None:
@@ -165,7 +165,7 @@ class StackCollector:
         self._title = ""
         self.without = self.left_out = 0
         self.table: str | None = None
-        """The table whose keys are the stacks; None for stacks of records."""
+        """Table whose keys are the stacks, or None for stacks of records."""
         self.wall_offset = 0
         """Offset in nanoseconds from the times of samples to times since 1970."""
         self.samples: list[StackSample] = []

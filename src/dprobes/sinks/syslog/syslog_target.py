@@ -1,8 +1,8 @@
 """
 Syslog messages: RFC 5424, and the older form that daemons expect at ``/dev/log`` (RFC 3164, as logger(1) writes it).
 
-A message has one line, because receivers differ in the display of line ends: the lines of a record are joined by `` |
-``. The contents of the record are in it twice, as text and as structured data::
+A message has one line, because receivers display line ends differently. So the lines of a record are joined by `` | ``.
+The message has the contents of the record twice, as text and as structured data::
 
     <14>1 2026-11-22T04:30:00.123456Z host dprobes 4242 1.2
         [dprobes@32473 program="app" symbol="main" major="1" minor="2" pid="77"][fields@32473 fd="3"]
@@ -214,10 +214,10 @@ _FILES = ("ca", "cert", "key")
 @dataclass(frozen=True, slots=True)
 class SyslogAddress:
     """
-    The argument of a log target, parsed; ``url`` is used in messages.
+    Parsed argument of a log target. ``url`` is used in messages.
 
     ``transport`` is ``unix``, ``udp``, ``tcp`` or ``tls``. ``form`` is the number of the RFC that defines the format of
-    messages, and ``limit`` their maximum size in bytes. ``files`` are the paths of ``ca``, ``cert`` and ``key``.
+    messages, and ``limit`` their maximum size in bytes. ``files`` has the paths of ``ca``, ``cert`` and ``key``.
     """
 
     url: str

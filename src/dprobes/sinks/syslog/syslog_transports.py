@@ -1,9 +1,9 @@
 """
 Transports to a syslog server: datagrams (a local socket, or UDP: RFC 5426), and streams (TCP: RFC 6587, TLS: RFC 5425).
 
-In a stream each message is preceded by its length (octet counting), so line ends have no meaning. TCP acknowledges what
-the other machine has received: messages not acknowledged when a connection broke are counted as lost. Received messages
-that no program had read are not known; UDP reports nothing at all.
+In a stream, each message is preceded by its length (octet counting), so line ends have no meaning. TCP acknowledges
+data that the other machine has received. Messages that are not acknowledged when a connection breaks are counted as
+lost. The sender cannot know which received messages no program has read. UDP reports nothing at all.
 """
 
 from __future__ import annotations
@@ -80,9 +80,8 @@ class Datagrams:
         """
         Send messages.
 
-        In a ``SinkError``, ``taken`` counts the messages that were sent or too long, ``lost`` the latter.
-
-        Only messages that ``are_records`` count as lost.
+        In a ``SinkError``, ``taken`` counts the messages that were sent or too long, ``lost`` only those too long.
+        Messages count as lost only if they ``are_records``.
         """
         too_long = 0
         for taken, message in enumerate(messages):
@@ -120,8 +119,8 @@ class Stream:
         """
         Send messages; raise ``SinkError`` if the connection fails.
 
-        ``SinkError.taken`` is the number of messages sent completely. ``SinkError.lost`` is the number of sent records
-        that the other machine has not acknowledged; messages are records if ``are_records`` is true.
+        ``SinkError.taken`` is the number of messages that were sent completely. ``SinkError.lost`` is the number of
+        sent records that the other machine has not acknowledged. Messages are records if ``are_records`` is True.
         """
         frames = [b"%d %b" % (len(message), message) for message in messages]
         data = memoryview(b"".join(frames))
@@ -220,7 +219,7 @@ class Stream:
 
 
 class Tls(Stream):
-    """A stream over TLS; the server's certificate is verified, for the name by which it was reached."""
+    """Stream over TLS. The server's certificate is verified for the name by which it was reached."""
 
     def __init__(self, name: str, host: str, port: int, context: ssl.SSLContext) -> None:
         super().__init__(name, host, port)
