@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -181,6 +182,29 @@ def test_a_flame_graph_and_a_profile_for_pprof_have_the_same_total(build: Builde
         assert f"dprobes: note: '{tmp_path / name}' has {total} nanoseconds in " in done.stderr
 
 
+def test_top_prints_the_calls_of_each_interval_while_the_program_runs(build: Builder) -> None:
+    program = build("profiled.c", *FLAGS)
+    with subprocess.Popen([program, str(1 << 40)], stdout=subprocess.DEVNULL) as target:
+        try:
+            command = [*DPROBES, "profile", f"{program}:[lr]*", "--top", "--interval", "100ms", "-p", str(target.pid)]
+            tracer = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment())
+            assert tracer.stdout is not None
+            lines: list[str] = []
+            while sum(line.startswith("the last ") for line in lines) < 4:
+                line = tracer.stdout.readline()
+                assert line, "the tracer ended early"
+                lines.append(line)
+            tracer.send_signal(signal.SIGINT)
+            lines += tracer.communicate(timeout=TIMEOUT)[0].splitlines()
+            assert tracer.returncode == 0
+        finally:
+            target.kill()
+    counted = [int(line.split()[4]) for line in lines if line.startswith("the last ")]
+    whole = sum(int(line.split()[1]) for line in lines[-3:])
+    assert [line.split()[0] for line in sorted(lines[-3:])] == ["leaf", "recursive", "round_of"]
+    assert 0 < sum(counted) <= whole
+
+
 def test_what_cannot_be_profiled_is_refused_by_name(build: Builder) -> None:
     program = build("profiled.c", *FLAGS)
     done = profile(f"{program}:absent*", "--", program, 1)
@@ -200,6 +224,7 @@ def test_what_cannot_be_profiled_is_refused_by_name(build: Builder) -> None:
             (program, "--stacks", "x.pftrace"),
             "--stacks: 'x.pftrace' would need the time of each call; profile adds the times up",
         ),
+        ((program, "--top", "--json"), "--top prints tables: leave out --json"),
         (
             (program, "--stacks", "x.y"),
             "--stacks: 'x.y' is neither 'folded' nor a file that ends in .html, .folded, .pb.gz or .pftrace",

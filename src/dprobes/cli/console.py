@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Progress",
+    "clear_screen",
     "error",
     "note",
     "print_line",
@@ -99,6 +100,12 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def _write_result(text: str) -> None:
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
+
+
+def clear_screen() -> None:
+    """Clear the screen if standard output is a terminal."""
+    if sys.stdout.isatty():
+        sys.stdout.write("\x1b[H\x1b[2J")
 
 
 def print_line(line: str = "") -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 __all__ = [
+    "DURATION",
     "PROCESS_ID",
     "PROGRAM",
     "PROGRAM_FILE",
@@ -198,7 +199,7 @@ class _Duration(click.ParamType[float]):
             self.fail(str(error), param, ctx)
 
 
-_DURATION = _Duration()
+DURATION = _Duration()
 
 
 class _Overhead(click.ParamType[float]):
@@ -307,7 +308,7 @@ table_options = with_options(
     ),
     click.option(
         "--interval",
-        type=_DURATION,
+        type=DURATION,
         metavar="TIME",
         help="Print the keyed tables at this interval, such as 1s; they are not reset.",
     ),
@@ -319,7 +320,7 @@ table_options = with_options(
     ),
     click.option(
         "--duration",
-        type=_DURATION,
+        type=DURATION,
         metavar="TIME",
         help="End the run after this time, such as 10s or 2m, and send SIGTERM to its command.",
     ),

@@ -25,6 +25,7 @@ __all__ = [
     "FunctionTimes",
     "callgrind_lines",
     "json_lines",
+    "since",
     "text_rows",
 ]
 
@@ -97,6 +98,20 @@ class CallProfile(NamedTuple):
     def exclusive(self) -> int:
         """The sum of the exclusive times, in nanoseconds."""
         return sum(edge.exclusive for edge in self.edges)
+
+
+def since(before: CallProfile, after: CallProfile) -> CallProfile:
+    """Return the profile of the calls that have ended between two profiles of the same run."""
+    known = {(edge.caller, edge.callee): edge for edge in before.edges}
+    edges = []
+    for edge in after.edges:
+        old = known.get((edge.caller, edge.callee), CallEdge(edge.caller, edge.callee, 0, 0, 0))
+        if edge.calls > old.calls:
+            numbers = edge.calls - old.calls, edge.inclusive - old.inclusive, edge.exclusive - old.exclusive
+            edges.append(CallEdge(edge.caller, edge.callee, *numbers))
+    recursive = {name: time - before.recursive.get(name, 0) for name, time in after.recursive.items()}
+    left = {name: count - before.left.get(name, 0) for name, count in after.left.items()}
+    return CallProfile(after.module, tuple(edges), recursive, left)
 
 
 def _time(nanoseconds: int) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import threading
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -10,7 +12,7 @@ import click
 
 from dprobes.cli import console
 from dprobes.cli.console import Progress, print_lines, print_table
-from dprobes.cli.output.call_profile import TEXT_HEADER, callgrind_lines, json_lines, text_rows
+from dprobes.cli.output.call_profile import TEXT_HEADER, callgrind_lines, json_lines, since, text_rows
 from dprobes.cli.output.stack_profiles import FOLDED, check_stacks_target, is_perfetto, write_stacks
 from dprobes.cli.runs.early_interrupt import EarlyInterrupt
 from dprobes.cli.runs.shadow_stack import FunctionNames, depth_of, paths_in, profile_in, profiled_code, program_for
@@ -25,7 +27,7 @@ from dprobes.cli.scope_and_engine import (
     scope_of,
     verbose_option,
 )
-from dprobes.cli.shared_options import PROGRAM_FILE, symbols_option
+from dprobes.cli.shared_options import DURATION, PROGRAM_FILE, symbols_option
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.engine_interface import EngineOptions, ScopeKind
 from dprobes.engines.engine_registry import AUTO, fastest_engine
@@ -35,7 +37,7 @@ from dprobes.runs import run_steps
 from dprobes.runs.run_steps import ProgramInput, Request, record_source
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from dprobes.cli.output.call_profile import CallProfile
@@ -60,7 +62,49 @@ class _Options(NamedTuple):
     callgrind: Path | None
     stacks: str | None
     with_callees: bool
+    top: float | None
     verbose: bool
+
+
+_TOP_ROWS = 20
+"""Number of rows of ``--top`` if ``--rows`` is not given."""
+
+
+class _Top:
+    """
+    A printer of the functions with most time in each interval of ``seconds``.
+
+    ``read`` returns the profile of all calls that have ended. A terminal's screen is cleared before each table.
+    """
+
+    def __init__(self, seconds: float, rows: int, read: Callable[[], CallProfile]) -> None:
+        self._seconds = seconds
+        self._rows = rows
+        self._read = read
+        self._over = threading.Event()
+
+    @contextlib.contextmanager
+    def shown(self) -> Iterator[None]:
+        """Print the tables until the context ends."""
+        timer = threading.Thread(target=self._repeat, daemon=True)
+        timer.start()
+        try:
+            yield
+        finally:
+            self._over.set()
+            timer.join()
+
+    def _repeat(self) -> None:
+        before: CallProfile | None = None
+        began = time.monotonic()
+        while not self._over.wait(self._seconds):
+            profile, now = self._read(), time.monotonic()
+            recent = profile if before is None else since(before, profile)
+            title = f"the last {now - began:.1f} s: {recent.calls} calls"
+            before, began = profile, now
+            with contextlib.suppress(BrokenPipeError):
+                console.clear_screen()
+                print_table(TEXT_HEADER, list(text_rows(recent, self._rows)), title)
 
 
 class _ProfileFace(run_steps.Face[int]):
@@ -153,10 +197,16 @@ class _ProfileFace(run_steps.Face[int]):
             SummaryOptions(planned.engine),
             exit_status=False,
         )
-        finished = run.follow(self._early)
-        tables = attachment.tables()
         names = FunctionNames(self._source.images, self._code.entries)
-        profile = profile_in(str(self._module), tables, names)
+        module = str(self._module)
+        with contextlib.ExitStack() as shown:
+            if (seconds := self._given.top) is not None:
+                rows = self._given.rows or _TOP_ROWS
+                top = _Top(seconds, rows, lambda: profile_in(module, attachment.tables(), names))
+                shown.enter_context(top.shown())
+            finished = run.follow(self._early)
+        tables = attachment.tables()
+        profile = profile_in(module, tables, names)
         self._print(profile)
         if self._given.stacks is not None:
             from dprobes.sinks.stacks.stack_profile import StackProfile
@@ -237,6 +287,10 @@ def _write(path: Path, text: str) -> None:
     help="Print the exclusive time of each path of calls, folded, or write it to FILE: .html is a flame graph, "
     ".pb.gz is for pprof, .folded is text.",
 )
+@click.option(
+    "--top", "with_top", is_flag=True, help="While it runs, print the functions with most time since the last table."
+)
+@click.option("--interval", type=DURATION, default=1.0, metavar="TIME", help="The interval of --top. Default: 1s.")
 @verbose_option
 def profile_command(
     place: str,
@@ -251,6 +305,8 @@ def profile_command(
     as_json: bool,
     callgrind: Path | None,
     stacks: str | None,
+    with_top: bool,
+    interval: float,
     verbose: bool,
 ) -> int:
     """
@@ -266,13 +322,27 @@ def profile_command(
         raise click.UsageError("profile needs a command (-c COMMAND, or -- COMMAND) or a process (-p PID)")
     if with_callees and not place.partition(":")[2]:
         raise click.UsageError(f"--callees needs the function whose calls count: {place}:FUNCTION")
+    if with_top and (as_json or stacks == FOLDED):
+        raise click.UsageError(f"--top prints tables: leave out {'--json' if as_json else '--stacks folded'}")
     if stacks is not None:
         if is_perfetto(stacks):
             raise click.UsageError(f"--stacks: '{stacks}' would need the time of each call; profile adds the times up")
         check_stacks_target(stacks)
     if callgrind is not None:
         _write(callgrind, "")  # an unusable path is an error before the command runs, not after it
-    given = _Options(place, scope, engine_name, symbols, rows, as_json, callgrind, stacks, with_callees, verbose)
+    given = _Options(
+        place,
+        scope,
+        engine_name,
+        symbols,
+        rows,
+        as_json,
+        callgrind,
+        stacks,
+        with_callees,
+        interval if with_top else None,
+        verbose,
+    )
     progress = Progress()
     try:
         with contextlib.ExitStack() as stack:
