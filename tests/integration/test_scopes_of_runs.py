@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,7 +17,6 @@ from integration.support import await_message, code_is_original, is_traced, trac
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from integration.support import Builder
 
@@ -233,6 +233,27 @@ def test_descendants_lose_their_breakpoints_when_the_tracer_is_killed(engine: st
         for pid in pids:
             call(pid)
         assert all(code_is_original(pid, program) for pid in pids)
+
+
+def pages_for_copies(pid: int) -> list[str]:
+    """Return the executable mappings of a process that no file backs, without those of the kernel."""
+    lines = [line.split() for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+    return [line[0] for line in lines if line[1] == "r-xp" and len(line) == 5]
+
+
+@pytest.mark.parametrize("bits", [64, 32])
+def test_a_killed_tracer_leaves_no_pages_with_copies_of_instructions(build: Builder, bits: int) -> None:
+    program = build("generations.c", "-fno-pie", "-no-pie", i386=bits == 32)
+    with generations(program) as (pids, call):
+        with probed("ptrace", program, "-p", str(pids[0])) as client:
+            for pid in pids:
+                call(pid)
+                assert len(pages_for_copies(pid)) == 1
+            os.kill(tracer_of(pids[0]), signal.SIGKILL)
+            client.communicate(timeout=TIMEOUT)
+        assert [page for pid in pids for page in pages_for_copies(pid)] == []
+        for pid in pids:
+            call(pid)
 
 
 @pytest.mark.parametrize("engine", ["ptrace", "inline"])

@@ -8,7 +8,10 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
-__attribute__((noipa)) int step(int n) { return n + 1; }
+static volatile int bias = 1;
+
+/* It begins with an instruction that the tracer does not emulate, if addresses are not relative. */
+__attribute__((noipa)) int step(int n) { return bias + n; }
 
 static void print_id(void)
 {
@@ -34,7 +37,8 @@ int main(void)
 wait:
     for (int number; !sigwait(&awaited, &number);) {
         for (int n = 0; n < 5; n++)
-            step(n);
+            if (step(n) != n + 1)
+                return 1;
         print_id();
     }
 }

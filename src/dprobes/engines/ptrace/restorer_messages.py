@@ -24,7 +24,15 @@ import struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dprobes.engines.ptrace.site_patches import NativeMemory, SitePatch
-from dprobes.engines.ptrace.tracer_messages import Lowered, Placed, Raised, Removed, Watched
+from dprobes.engines.ptrace.tracer_messages import (
+    Lowered,
+    MemoryCopied,
+    PagesMapped,
+    Placed,
+    Raised,
+    Removed,
+    Watched,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -37,18 +45,16 @@ __all__ = [
     "MANIFEST_MAGIC",
     "MANIFEST_SIZE",
     "FilesShared",
-    "JumpsCopied",
     "JumpsPlanned",
     "LeftEntry",
     "MemoryUnmapped",
-    "PagesMapped",
     "TracerBegun",
     "entries_in",
     "entry_of",
     "length_in",
 ]
 
-FOR_RESTORERS = (Placed, Removed, Raised, Lowered, Watched)
+FOR_RESTORERS = (Placed, Removed, Raised, Lowered, Watched, PagesMapped, MemoryCopied)
 
 
 class TracerBegun(NamedTuple):
@@ -86,20 +92,6 @@ class JumpsPlanned(NamedTuple):
     memory: NativeMemory
     pages: tuple[tuple[int, int], ...]
     patches: tuple[SitePatch, ...]
-
-
-class PagesMapped(NamedTuple):
-    """A report that ``pages``, (start, end) each, are about to be mapped for copies of instructions."""
-
-    pid: int
-    pages: tuple[tuple[int, int], ...]
-
-
-class JumpsCopied(NamedTuple):
-    """A report that a process has a copy of its parent's memory, including jumps and pages."""
-
-    pid: int
-    parent: int
 
 
 class MemoryUnmapped(NamedTuple):

@@ -44,11 +44,13 @@ __all__ = [
     "Left",
     "Lowered",
     "Mapped",
+    "MemoryCopied",
     "MemoryReleased",
     "MemoryShared",
     "ModuleMapped",
     "NotInserted",
     "Overloaded",
+    "PagesMapped",
     "PatchSites",
     "Placed",
     "ProbeStatus",
@@ -325,6 +327,20 @@ class Placed(NamedTuple):
 
     pid: int
     breakpoints: tuple[tuple[int, int], ...]
+
+
+class PagesMapped(NamedTuple):
+    """A report that ``pages``, (start, end) each, are about to be mapped for copies of instructions."""
+
+    pid: int
+    pages: tuple[tuple[int, int], ...]
+
+
+class MemoryCopied(NamedTuple):
+    """A report that a process has a copy of its parent's memory, including jumps and pages."""
+
+    pid: int
+    parent: int
 
 
 class Removed(NamedTuple):

@@ -9,10 +9,21 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from typing import TYPE_CHECKING
 
 from dprobes.engines.ptrace.tracer.placed_breakpoints import INT3, SEMAPHORE_SIZE
-from dprobes.engines.ptrace.tracer_messages import Kind, Lowered, Placed, Raised, Removed, Watched, load_message
+from dprobes.engines.ptrace.tracer_messages import (
+    Kind,
+    Lowered,
+    MemoryCopied,
+    PagesMapped,
+    Placed,
+    Raised,
+    Removed,
+    Watched,
+    load_message,
+)
 from dprobes.platform.linux.procfs import children_of, process_field, threads_of
 
 if TYPE_CHECKING:
@@ -62,12 +73,14 @@ def _executes_the_same(child: int, parent: int) -> bool:
 
 
 class CrashRestorer:
-    """List of a tracer's breakpoints and watchpoints, which are removed after it was killed."""
+    """List of a tracer's breakpoints, watchpoints and pages, which are removed after it was killed."""
 
     def __init__(self) -> None:
         self._breakpoints: dict[int, dict[int, int]] = {}
         self._watches: dict[int, tuple[Watch, ...]] = {}
         self._semaphores: dict[int, dict[int, set[int]]] = {}
+        self._pages: dict[int, list[tuple[int, int]]] = {}
+        """Ranges, (start, end) each, mapped for copies of instructions, by process."""
 
     @property
     def processes(self) -> set[int]:
@@ -81,7 +94,7 @@ class CrashRestorer:
                 self.note(load_message(payload))
 
     def note(self, message: object) -> None:
-        """Record a tracer's message about breakpoints, semaphores or watchpoints; others are ignored."""
+        """Record a tracer's message about breakpoints, semaphores, watchpoints or pages; others are ignored."""
         match message:
             case Placed(pid, breakpoints):
                 self.placed(pid, breakpoints)
@@ -94,6 +107,10 @@ class CrashRestorer:
                     self._semaphores.get(pid, {}).pop(semaphore, None)
             case Watched(pid, watches):
                 self.watched(pid, watches)
+            case PagesMapped(pid, pages):
+                self._pages.setdefault(pid, []).extend(pages)
+            case MemoryCopied(pid, parent):
+                self._pages[pid] = list(self._pages.get(parent, ()))
 
     def placed(self, pid: int, breakpoints: tuple[tuple[int, int], ...]) -> None:
         """Record breakpoints (address, original byte) that the tracer is about to write."""
@@ -105,6 +122,7 @@ class CrashRestorer:
             self._breakpoints.pop(pid, None)
             self._watches.pop(pid, None)
             self._semaphores.pop(pid, None)
+            self._pages.pop(pid, None)
             return
         known = self._breakpoints.get(pid, {})
         for address in addresses:
@@ -135,6 +153,19 @@ class CrashRestorer:
         from dprobes.engines.ptrace.client.outside_removal import clear_processes
 
         return clear_processes(watches)
+
+    def unmap(self) -> None:
+        """Unmap the pages for copies of instructions, except where a thread may still return into them."""
+        mapped, self._pages = self._pages, {}
+        if not any(mapped.values()):
+            return
+        from dprobes.engines.ptrace.client.outside_removal import UNMAPPING_PATIENCE, unmap_left_memory
+        from dprobes.engines.ptrace.site_patches import Patches
+
+        until = time.monotonic() + UNMAPPING_PATIENCE  # one deadline for all processes, because the user waits
+        for pid, pages in mapped.items():
+            with contextlib.suppress(OSError):
+                unmap_left_memory(pid, Patches(code={0: pages}), until)
 
     def restore(
         self,

@@ -24,15 +24,13 @@ from dprobes.engines.ptrace.restorer_messages import (
     ENTRIES,
     MANIFEST_FILE_NAME,
     FilesShared,
-    JumpsCopied,
     JumpsPlanned,
     MemoryUnmapped,
-    PagesMapped,
     entries_in,
     length_in,
 )
 from dprobes.engines.ptrace.site_patches import Patches
-from dprobes.engines.ptrace.tracer_messages import Removed
+from dprobes.engines.ptrace.tracer_messages import MemoryCopied, PagesMapped, Removed
 from dprobes.errors import DprobesError
 from dprobes.native.process_page import HAS_ENDED
 from dprobes.platform.linux.procfs import process_field
@@ -92,7 +90,7 @@ class RestorerList:
                 self._forget_memory(pid, region)
             case PagesMapped(pid, pages):
                 self._jumps.setdefault(pid, Patches()).code.setdefault(_SLOTS, []).extend(pages)
-            case JumpsCopied(pid, parent):
+            case MemoryCopied(pid, parent):
                 self._copy_jumps(pid, parent)
             case Removed(pid, ()):
                 self._jumps.pop(pid, None)

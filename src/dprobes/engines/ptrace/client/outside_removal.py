@@ -19,6 +19,7 @@ from dprobes.engines.ptrace.site_patches import NativeMemory, without_jump
 from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace
 from dprobes.engines.ptrace.tracer.call_injection import InjectionError, injecting, may_inject
 from dprobes.engines.ptrace.tracer.native.thread_places import is_left, unmap_native
+from dprobes.engines.ptrace.tracer.process_tree import word_size_of
 from dprobes.engines.ptrace.tracer.thread_stopper import Stopper, await_stop
 from dprobes.engines.ptrace.tracer.thread_watchpoints import DebugRegisters
 from dprobes.engines.ptrace.tracer.tracer_state import Thread, ThreadGoneError, ThreadState, ThreadTable
@@ -335,7 +336,7 @@ def _unmap(pid: int, patches: Patches, begun: FilesShared | None) -> bool | None
     present = _present(pid, patches, begun)
     if present is None:
         return True
-    space = AddressSpace.of_thread(pid, 8)
+    space = AddressSpace.of_thread(pid, word_size_of(pid))
     space.patches = present
     with contextlib.closing(space), _stopped_again(pid, space, signal.SIGTRAP) as (threads, held):
         return _unmap_if_left(space, threads, held)

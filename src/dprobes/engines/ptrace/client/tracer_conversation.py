@@ -586,6 +586,7 @@ class Conversation:
             self._remove_jumps(processes)  # in case that process was killed as well
         status = self._wait_for_tracer()
         cleared, left = (sum(pair) for pair in zip(self._cleared, self._restorer.clear(), strict=True))
+        self._restorer.unmap()
         notices = death_notices(status, self._restored, cleared, left)
         for run in self._runs.values():
             run.items += notices

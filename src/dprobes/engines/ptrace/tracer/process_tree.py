@@ -14,14 +14,23 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
-from dprobes.engines.ptrace.restorer_messages import JumpsCopied
 from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace, PageReader
 from dprobes.engines.ptrace.tracer.breakpoint_placement import tell_placed
 from dprobes.engines.ptrace.tracer.native.handler_memory import enter_thread, leave_thread, own_pages
 from dprobes.engines.ptrace.tracer.placed_breakpoints import Breakpoint
 from dprobes.engines.ptrace.tracer.probe_removal import tell_lowered
 from dprobes.engines.ptrace.tracer.tracer_state import Thread, ThreadState
-from dprobes.engines.ptrace.tracer_messages import Attached, Failed, Forked, Placed, Raised, Removed, Warned, Watched
+from dprobes.engines.ptrace.tracer_messages import (
+    Attached,
+    Failed,
+    Forked,
+    MemoryCopied,
+    Placed,
+    Raised,
+    Removed,
+    Warned,
+    Watched,
+)
 from dprobes.engines.refusals import is_dprobes
 from dprobes.errors import reason_of, system_error
 from dprobes.platform.linux import process_calls, ptrace_calls
@@ -49,7 +58,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.thread_stopper import Stopper
     from dprobes.engines.ptrace.tracer.tracer_state import ThreadTable, TracerState
 
-__all__ = ["ORPHAN_AGE", "Attachment", "Identities", "ProcessTree", "Seizer"]
+__all__ = ["ORPHAN_AGE", "Attachment", "Identities", "ProcessTree", "Seizer", "word_size_of"]
 
 
 class Identities:
@@ -178,7 +187,7 @@ class ProcessTree:
         if space.semaphores:
             self._connection.send(Raised(pid, tuple(space.semaphores.items())))
         if space.patches.memories or space.slots.areas:
-            self._connection.tell_restorer(JumpsCopied(pid, min(original.pids)))
+            self._connection.send(MemoryCopied(pid, min(original.pids)))
         return space
 
     def _await_jumps(self, child: Thread, parent: int) -> None:
@@ -407,7 +416,7 @@ class Seizer:
                         continue  # created by a thread that is traced already, whose event will arrive
                     raise
                 if space is None:
-                    space = AddressSpace.of_thread(tid, _word_size_of(tid))
+                    space = AddressSpace.of_thread(tid, word_size_of(tid))
                 space.pids.add(pid)
                 new.append(self._threads.enter(tid, pid, space))
             if not new:
@@ -448,7 +457,7 @@ def _is_traced_by_us(tid: int) -> bool:
     return process_field(tid, "TracerPid") == str(os.getpid())
 
 
-def _word_size_of(tid: int) -> Literal[4, 8]:
+def word_size_of(tid: int) -> Literal[4, 8]:
     """Return the word size of the program that a thread runs; the thread need not be stopped."""
     with open(f"/proc/{tid}/exe", "rb", opener=without_waiting) as file:
         return 4 if file.read(5)[4:] == b"\x01" else 8  # EI_CLASS: ELFCLASS32

@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, NamedTuple, assert_never
 
 from dprobes.engines.hits.hit_lifecycle import HitState
 from dprobes.engines.ptrace.breakpoint_sites import Placement
-from dprobes.engines.ptrace.restorer_messages import PagesMapped
 from dprobes.engines.ptrace.tracer.call_injection import MMAP, MPROTECT, MUNMAP, InjectionError, injecting, may_inject
 from dprobes.engines.ptrace.tracer.held_signals import FAULTS, HeldSignals, move_signal_address
 from dprobes.engines.ptrace.tracer.placed_breakpoints import GRANULE, INT3, JUMP_SIZE, NOP, Slot, SlotArea
 from dprobes.engines.ptrace.tracer.tracer_state import ThreadGoneError, ThreadState
-from dprobes.engines.ptrace.tracer_messages import Placed, Removed
+from dprobes.engines.ptrace.tracer_messages import PagesMapped, Placed, Removed
 from dprobes.errors import TargetError
 from dprobes.platform.linux import ptrace_calls
 from dprobes.platform.linux.ptrace_calls import (
@@ -213,7 +212,7 @@ def map_code(connection: Connection, thread: Thread, address: int, size: int, da
     if not start:
         return 0
     for pid in space.pids:
-        connection.tell_restorer(PagesMapped(pid, ((start, start + size),)))
+        connection.send(PagesMapped(pid, ((start, start + size),)))
     try:
         with injecting(thread) as call:
             flags = _MAP_PRIVATE_ANONYMOUS_FIXED_NOREPLACE

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dprobes.engines.ptrace.client.crash_restorer import CrashRestorer
-from dprobes.engines.ptrace.tracer_messages import Lowered, Placed, Raised, Removed
+from dprobes.engines.ptrace.tracer_messages import Lowered, MemoryCopied, PagesMapped, Placed, Raised, Removed
 from dprobes.platform.linux import ptrace_calls
 
 
@@ -105,3 +105,20 @@ def test_a_child_of_which_the_tracer_has_not_told_is_restored_as_its_parent(code
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, ptrace_calls.WALL)
+
+
+def test_pages_are_unmapped_in_all_processes_that_have_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    unmapped: dict[int, dict[int, list[tuple[int, int]]]] = {}
+    name = "dprobes.engines.ptrace.client.outside_removal.unmap_left_memory"
+    monkeypatch.setattr(name, lambda pid, patches, until: unmapped.update({pid: patches.code}))
+    restorer = CrashRestorer()
+    restorer.note(PagesMapped(7, ((0x1000, 0x2000),)))
+    restorer.note(MemoryCopied(8, 7))
+    restorer.note(MemoryCopied(9, 7))
+    restorer.note(PagesMapped(7, ((0x5000, 0x6000),)))
+    restorer.note(Removed(9))
+    restorer.unmap()
+    assert unmapped == {7: {0: [(0x1000, 0x2000), (0x5000, 0x6000)]}, 8: {0: [(0x1000, 0x2000)]}}
+    unmapped.clear()
+    restorer.unmap()
+    assert not unmapped

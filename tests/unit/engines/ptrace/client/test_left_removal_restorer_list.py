@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from dprobes.engines.ptrace.client import left_removal
 from dprobes.engines.ptrace.client.left_removal import Restored, RestorerList
-from dprobes.engines.ptrace.restorer_messages import FilesShared, JumpsCopied, JumpsPlanned, MemoryUnmapped, PagesMapped
+from dprobes.engines.ptrace.restorer_messages import FilesShared, JumpsPlanned, MemoryUnmapped
 from dprobes.engines.ptrace.site_patches import NativeMemory, Patches, SitePatch
-from dprobes.engines.ptrace.tracer_messages import Placed, Removed
+from dprobes.engines.ptrace.tracer_messages import MemoryCopied, PagesMapped, Placed, Removed
 
 if TYPE_CHECKING:
     import pytest
@@ -82,8 +82,8 @@ def test_a_child_has_what_its_parent_has() -> None:
     known = RestorerList()
     known.note(planned(address, pid=1 << 30))
     known.note(PagesMapped(1 << 30, ((0x5000, 0x6000),)))
-    known.note(JumpsCopied(ME, 1 << 30))
-    known.note(JumpsCopied(ME + 1, 1 << 29))
+    known.note(MemoryCopied(ME, 1 << 30))
+    known.note(MemoryCopied(ME + 1, 1 << 29))
     known.note(Removed(1 << 30))
     known.restore_breakpoints()
     assert int.from_bytes(bytes(data[:4]), "little") == ENDED
@@ -119,7 +119,7 @@ def test_memory_that_was_given_back_is_not_touched_and_that_of_others_is() -> No
     jump = SitePatch(((0, 0, 8),), 8, b"UHBC1", (0, b""), ((8, b"\xe9abcd"),), (b"UHBC1",))
     for region in (mine[1], others[1]):
         known.note(planned(region, ME, jump))
-    known.note(JumpsCopied(1 << 30, ME))
+    known.note(MemoryCopied(1 << 30, ME))
     known.note(MemoryUnmapped(ME, mine[1]))
     known.note(MemoryUnmapped(1 << 29, mine[1]))
     known.restore_breakpoints()
