@@ -129,7 +129,7 @@ def tree_lines(node: object, name: str = "", depth: int = 0) -> Iterator[str]:
 
 
 def _fields_of(value: object) -> tuple[str, ...]:
-    """Return the names of the fields of a node, dataclass or named tuple; none for another value."""
+    """Return the names of the fields of a node, dataclass or named tuple. Any other value has none."""
     return getattr(value, "__match_args__", ())
 
 
@@ -176,14 +176,17 @@ def compile_text(
     tell_type: TypeListener | None = None,
 ) -> CompiledText:
     """
-    Compile a program.
+    Compile a program. There is one compilation for each module.
 
-    ``module`` is the module of probepoints that name none. ``word_size_of`` returns the word size of a module in bytes,
-    4 or 8; ``module_of`` returns the module's description, None if it is unknown. ``tell_modules`` receives the names
-    of all modules before ``word_size_of`` and ``module_of`` are called. There is one compilation for each module.
-    ``places`` finds instructions by debug information; without it, no source line and no inlined call has instructions.
-    ``note`` receives the results of passes, ``tell_type`` the types of expressions and parameters. Raise
-    ``SourceError`` if the program has errors.
+    * ``module`` is the module of probepoints that name none.
+    * ``word_size_of`` returns the word size of a module in bytes, 4 or 8. ``module_of`` returns the module's
+      description, or None if it is unknown. ``tell_modules`` receives the names of all modules before these two are
+      called.
+    * ``places`` finds instructions by debug information. Without it, no source line and no inlined call has
+      instructions.
+    * ``note`` receives the results of passes, ``tell_type`` the types of expressions and parameters.
+
+    Raise ``SourceError`` if the program has errors.
     """
     program = parse(text, diagnostics)
     is_understood = not diagnostics.has_errors
@@ -419,10 +422,11 @@ def in_c(message: str) -> str:
 
 class CompiledSource(NamedTuple):
     """
-    The programs of the modules, in the order in which the source names the modules, and the RPN source of each.
+    Programs of the modules, in the order in which the source names the modules, and the RPN source of each.
 
-    The programs share their variables and tables. ``templates`` is the text of their template file, empty without
-    output. ``tool`` is the program that the tool executes, None if the source has no ``begin``, ``every`` or ``end``.
+    The programs share their variables and tables. ``templates`` is the text of their template file, which is empty
+    without output. ``tool`` is the program that dprobes executes, or None if the source has no ``begin``, ``every`` or
+    ``end``.
     """
 
     programs: tuple[Program, ...]

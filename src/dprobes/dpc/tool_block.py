@@ -1,5 +1,5 @@
 """
-Blocks that the tool executes, ``begin``, ``every`` and ``end``, and the restrictions on their contents.
+Blocks that dprobes itself executes, ``begin``, ``every`` and ``end``, and the restrictions on their contents.
 
 They are executed without a hit, so neither they nor the functions that they call can use registers or memory.
 """
@@ -33,9 +33,9 @@ _ELSEWHERE = {
 @dataclass(frozen=True, slots=True)
 class ToolProgram:
     """
-    The ``begin``, ``every`` and ``end`` blocks of a program, which the tool executes, with the functions they call.
+    ``begin``, ``every`` and ``end`` blocks of a program, which dprobes itself executes, with the functions they call.
 
-    ``tables`` has the names of tables by number, ``word_size`` is in bytes, ``jmpmax`` is the maximum number of jumps
+    ``tables`` has the names of tables by number. ``word_size`` is in bytes. ``jmpmax`` is the maximum number of jumps
     of one execution.
     """
 

@@ -29,7 +29,7 @@ __all__ = ["ToolError", "ToolInterpreter"]
 
 
 class ToolHost(Protocol):
-    """The environment of the tool's blocks; variables and tables are those of the probes."""
+    """Environment of the tool's blocks. Variables and tables are those of the probes."""
 
     def variable(self, kind: typed_values.VariableKind, index: int) -> int:
         """Return the 64 bits of a variable of this kind; ``index`` is its number in the RPN program."""
@@ -38,10 +38,10 @@ class ToolHost(Protocol):
         """Store 64 bits in a variable of this kind; ``index`` is its number in the RPN program."""
 
     def table_value(self, table: int, key: bytes) -> int:
-        """Return the number that a table, by its number, has for a key; 0 if it has none."""
+        """Return the number that the table with a number has for a key, or 0 if it has none."""
 
     def table_kept(self, table: int, key: bytes) -> bytes:
-        """Return the string or call stack that a table has for a key, in memory layout; zeros if it has none."""
+        """Return the string or call stack that a table has for a key, in memory layout, or zeros if it has none."""
 
     def tally(self, table: int, key: bytes, value: int) -> None:
         """
@@ -60,7 +60,7 @@ class ToolHost(Protocol):
         """Delete all values of a table, by its number."""
 
     def show(self, table: int, rows: int | None) -> None:
-        """Print at most ``rows`` rows of a table; all if it is None."""
+        """Print at most ``rows`` rows of a table, or all if it is None."""
 
     def cat(self, path: str) -> None:
         """Print the contents of the file ``path``, as ``cat("path")`` in a block does."""
@@ -72,7 +72,7 @@ class ToolHost(Protocol):
         """Request the end of the run, as ``exit()`` in a block does."""
 
     def system(self, name: str) -> int:
-        """Return ``pid``, ``tid``, ``uid``, ``procid`` or ``time``, by name, for the process of the tool itself."""
+        """Return ``pid``, ``tid``, ``uid``, ``procid`` or ``time``, by name, for the process of dprobes itself."""
 
 
 NAME = "dprobes"
@@ -129,7 +129,7 @@ def _is_text(found: bytes, text: str, *, is_prefix: bool) -> int:
 
 
 class ToolInterpreter:
-    """An interpreter of a program's ``begin``, ``every`` and ``end`` blocks, which act on ``host``."""
+    """Interpreter of a program's ``begin``, ``every`` and ``end`` blocks, which act on ``host``."""
 
     def __init__(self, program: ToolProgram, host: ToolHost) -> None:
         self._program = program
@@ -356,7 +356,7 @@ class _Frame:
         return variable.first + self.value(variable.index) * (2 if self._is_wide(variable.type) else 1)
 
     def _is_wide(self, type_: CType) -> bool:
-        """Return whether a number takes two cells; the first of them has the low word."""
+        """Return True if a number takes two cells. The first of them has the low word."""
         return (size_of(type_) or 0) > self._program.word_size
 
     def _store(self, target: typed_values.Place, value: int) -> int:

@@ -89,7 +89,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """The address ``addend`` bytes above ``base``; ``addend`` may be negative."""
+    """Address ``addend`` bytes above ``base``. ``addend`` may be negative."""
 
     base: Value
     addend: int

@@ -107,9 +107,9 @@ class HandlerCode:
 
     def decide(self, operator: str, yes: str, no: str, following: str) -> None:
         """
-        Append a jump to ``yes`` if the branch instruction ``operator`` branches, else to ``no``.
+        Append a jump to ``yes`` if the branch instruction ``operator`` branches, otherwise to ``no``.
 
-        ``following`` is the one of these labels that is defined next.
+        ``following`` is the label, ``yes`` or ``no``, that is defined next.
         """
         if following == yes:
             self.add(f"{_INVERTED[operator]} <label>", no)
@@ -322,7 +322,7 @@ def with_filters(
     Return a program whose handlers are executed only for hits that match all filters.
 
     ``called`` is the option's name in messages. Raise ``SourceError`` for a filter that is invalid, or that a handler
-    cannot evaluate; warnings are added to ``diagnostics``. ``jmpmax`` is raised by the jumps of the filters, so a
+    cannot evaluate. Warnings are added to ``diagnostics``. ``jmpmax`` is raised by the jumps of the filters, so a
     handler may make as many jumps as before.
     """
     if not filters:
@@ -401,7 +401,7 @@ def check_words(filters: Sequence[str], target: Architecture, *, called: str = "
 
 
 class _Conditions:
-    """A code generator for conditions: each jumps to ``yes`` or ``no``, one of which is ``following``."""
+    """Code generator for conditions. Each condition jumps to ``yes`` or ``no``, one of which is ``following``."""
 
     def __init__(self, code: HandlerCode, values: HandlerValues) -> None:
         self._code = code

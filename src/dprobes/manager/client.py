@@ -1,5 +1,5 @@
 """
-The client of the manager: connecting, starting a manager if none is running, and requests.
+Client of the manager: connecting, starting a manager if none is running, and requests.
 
 ``ManagerClient`` is part of the Python API; the verbs of the command line use no other interface. ``ask`` is the
 protocol itself; the other methods accept and return typed data.
@@ -133,10 +133,10 @@ _NOBODY = (FileNotFoundError, ConnectionRefusedError)
 
 class ManagerClient:
     """
-    A connection to this user's manager; use it as a context manager.
+    Connection to this user's manager. It is a context manager.
 
-    With ``starts`` a manager is started if none is running. ``notify`` is called with each notice in an answer.
-    ``patience`` is the number of seconds of silence after which the manager is considered hung; None means no limit,
+    With ``starts``, a manager is started if none is running. ``notify`` is called with each notice in an answer.
+    ``patience`` is the number of seconds of silence after which the manager is considered hung. None means no limit,
     but a stopped manager is noticed. Every method raises the error that the manager reports, or ``ManagerError`` if it
     cannot be reached.
     """
@@ -247,12 +247,16 @@ class ManagerClient:
         """
         Insert a compiled program (``CompiledProgram.to_bytes``), by default into all processes.
 
-        ``name`` is its name if it differs from the module's (``--as``); ``merges`` and ``replaces`` select what happens
-        to an existing program of that name. ``groups`` and ``types`` select definitions. Handlers are executed for the
-        hits that match all ``filters``, conditions of ``dprobes run --filter``. ``items`` are the header items of its
-        records, ``targets`` log targets for them, in addition to the manager's trace file. ``verify_opcodes`` and
-        ``verify_build_id`` compare the module with the one that the program was built for; ``own_symbols`` allows
-        modules that the program was not built for. The others are as for ``attach``.
+        * ``name`` is its name if it differs from the module's (``--as``). ``merges`` and ``replaces`` select what
+          happens to an existing program with that name.
+        * ``groups`` and ``types`` select definitions. Handlers are executed for the hits that match all ``filters``,
+          which are conditions of ``dprobes run --filter``.
+        * ``items`` has the header items of its records. ``targets`` has log targets for them, in addition to the
+          manager's trace file.
+        * ``verify_opcodes`` and ``verify_build_id`` compare the module with the one for which the program was built.
+          ``own_symbols`` allows modules for which the program was not built.
+
+        Other arguments are as for ``attach``.
         """
         where = Scope() if scope is None else scope
         if where.command:
@@ -325,7 +329,7 @@ class ManagerClient:
         Return local, per-CPU and global variables.
 
         ``name`` selects the programs whose local and per-CPU variables are returned. ``index`` is the first and the
-        last index to return, inclusive; None means all. With ``resets`` these variables are set to zero. Keyed tables
+        last index (both included), or None for all. With ``resets``, these variables are set to zero. Keyed tables
         whose names match one of the patterns ``clears`` are cleared.
         """
         arguments = GetvarsArguments(name, wants_locals, wants_globals, index, resets, tuple(clears))
@@ -353,7 +357,7 @@ class ManagerClient:
 
     def stop(self, *, ends: bool = False) -> Stopped:
         """
-        Remove all programs at once, without waiting for other requests; with ``ends`` the manager exits, too.
+        Remove all programs at once, without waiting for other requests. With ``ends``, the manager exits, too.
 
         Return the number of programs, and the names of those that have not ended yet.
         """

@@ -1,7 +1,7 @@
 """
-The server at the manager's socket; each connection has a thread, isolated from the others.
+Server at the manager's socket. Each connection has a thread, isolated from the others.
 
-Only this user and root are accepted (SO_PEERCRED); the socket's mode, 0600, already excludes others.
+Only this user and root are accepted (SO_PEERCRED). The socket's mode, 0600, already excludes others.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ _Identity = tuple[int, int]
 
 class Place:
     """
-    A manager's lock and its listening socket; created by ``take``, released by ``leave``.
+    Manager's lock and its listening socket, created by ``take`` and released by ``leave``.
 
-    The lock is held until the process exits. ``listening`` is set by ``listen``, and replaced if ``restore`` creates a
-    new socket.
+    The lock is released when the process exits. ``listening`` is set by ``listen``, and replaced if ``restore`` creates
+    a new socket.
     """
 
     listening: socket.socket
@@ -114,7 +114,7 @@ class Place:
         return True
 
     def leave(self) -> None:
-        """Stop listening; later clients start another manager, which waits for this lock."""
+        """Stop listening. Later clients start another manager, which waits for this lock."""
         if self._is_ours and _identity(self._paths.socket) == self._socket:
             with contextlib.suppress(OSError):
                 self._paths.socket.unlink()
@@ -207,7 +207,7 @@ class Server:
         self._lock = threading.Lock()
         self._served: set[socket.socket] = set()
         self._waiting: dict[socket.socket, None] = {}
-        """Connections whose request is incomplete or has not begun; the longest-waiting first."""
+        """Connections whose request is incomplete or has not begun. The one that has waited longest is the first."""
         self._answering = 0
         self._last = self._looked = time.monotonic()
 
@@ -235,7 +235,7 @@ class Server:
             time.sleep(_LOOK / 100)
 
     def _look_after_place(self) -> None:
-        """Restore the files periodically; end the manager if another one, to which clients connect, has replaced it."""
+        """Restore the files periodically. End the manager if another one, to which clients connect, has replaced it."""
         if time.monotonic() - self._looked < _LOOK:
             return
         self._looked = time.monotonic()
@@ -255,7 +255,7 @@ class Server:
         return True
 
     def _begin(self, end: socket.socket) -> None:
-        """Serve a connected socket in a thread of its own; close it if there are too many connections or threads."""
+        """Serve a connected socket in a thread of its own. Close it if there are too many connections or threads."""
         if self._make_room(end):
             try:
                 threading.Thread(target=self._converse, args=(end,), name="client", daemon=True).start()
@@ -270,9 +270,9 @@ class Server:
 
     def _make_room(self, end: socket.socket) -> bool:
         """
-        Register a connection; if there are too many, dismiss the one that has been idle for the longest time.
+        Register a connection. If there are too many, dismiss the one that has been idle for the longest time.
 
-        Return False, without registering it, if there are too many and none is idle.
+        If there are too many and none is idle, do not register it and return False.
         """
         with self._lock:
             if len(self._served) >= _CONNECTIONS_MAX:
@@ -389,7 +389,7 @@ _IDLE_LIMIT = 900.0
 
 def main(arguments: Sequence[str]) -> int:
     """
-    Run the manager; return the exit status.
+    Run the manager and return the exit status.
 
     ``arguments`` may contain the descriptor of the pipe at which a client waits.
     """
@@ -449,10 +449,10 @@ def give_large_blocks_back() -> None:
     """
     Make the C library return large blocks to the kernel as soon as they are freed.
 
-    Each insertion reads the file of its module, and frees the contents if an equal file is held already (``inserter``).
-    The GNU C library would keep such a block for reuse: after the first one is freed, it allocates blocks of that size,
-    up to 32 MiB, from the thread's arena (mallopt(3), M_MMAP_THRESHOLD). There are eight arenas for each processor.
-    Other C libraries do not do that, and have no ``mallopt``.
+    Each insertion reads the file of its module, and frees the contents if an equal file is already in memory
+    (``inserter``). The GNU C library would keep such a block for reuse: after the first one is freed, it allocates
+    blocks of that size, up to 32 MiB, from the thread's arena (mallopt(3), M_MMAP_THRESHOLD). There are eight arenas
+    for each processor. Other C libraries do not do that, and have no ``mallopt``.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

@@ -94,7 +94,7 @@ _RING_MAX, _RING_MIN = 4 << 20, 1 << 18
 """Default sizes of a ring in bytes: without other programs, and with hundreds of them."""
 
 _RING_SHARE = 32 << 20
-"""Total size in bytes of all rings if all are as large as the new one; the limits for a single ring come first."""
+"""Total size in bytes of all rings if all are as large as the new one. The limits for a single ring come first."""
 
 
 def ring_size(others: int) -> int:
@@ -121,11 +121,10 @@ class Inserter:
         notify: Callable[[Notice], None],
     ) -> InsertedProgram:
         """
-        Insert a program under a name; ``present`` are the programs of that name, which it is merged with, or replaces.
+        Insert a program under a name. ``present`` has the programs of that name, which it is merged with, or replaces.
 
-        ``beside`` are all inserted programs: one of them may already follow the process in scope.
-
-        Raise a subclass of ``DprobesError`` on failure; earlier programs are unchanged then.
+        ``beside`` has all inserted programs, because one of them may already follow the process in scope. Raise a
+        subclass of ``DprobesError`` on failure; earlier programs have not changed then.
         """
         arguments = given.arguments
         if given.ppdf.blocks is not None:

@@ -36,7 +36,7 @@ __all__ = ["InsertedProgram", "describe_program", "describe_scope", "describe_va
 
 class InsertedProgram(FollowedProgram):
     """
-    A program that the manager has inserted; ``start`` begins to follow it.
+    Program that the manager has inserted. ``start`` begins to follow it.
 
     ``name`` is the user's name of the program, ``given`` the request, ``planned`` the plan of its insertion.
     """

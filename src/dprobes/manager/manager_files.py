@@ -110,8 +110,8 @@ def _shared_directory(user: int, state: str) -> str:
     """
     Return the default run-time directory of a user without a configured one.
 
-    In /tmp another user may have created it first. Then it is in the state directory, and stays there: an existing
-    manager must be found when the other directory is gone.
+    Another user may have created the directory in /tmp first. Then it is in the state directory, and stays there,
+    because an existing manager must be found when the other directory is gone.
     """
     common, own = Path(f"/tmp/dprobes-{user}"), Path(state, "run")  # noqa: S108 - checked to be ours
     if (own / "manager.lock").exists():
@@ -125,7 +125,7 @@ def _shared_directory(user: int, state: str) -> str:
 
 def private_directory(path: Path, variable: str) -> None:
     """
-    Create a directory that only this user can enter; raise ``ManagerError`` if another one owns or may write it.
+    Create a directory that only this user can enter; raise ``ManagerError`` if another user owns or may write it.
 
     ``variable`` is the environment variable that overrides the directory, for the hint.
     """
@@ -138,9 +138,9 @@ def private_directory(path: Path, variable: str) -> None:
 
 def check_private(path: Path, variable: str) -> None:
     """
-    Raise ``ManagerError`` if a directory is another user's, or writable by others; a missing one is accepted.
+    Raise ``ManagerError`` if a directory is another user's, or writable by others. A missing one is accepted.
 
-    In such a directory any user may have created a socket. ``variable`` is the environment variable that sets it.
+    In such a directory, any user may have created a socket. ``variable`` is the environment variable that sets it.
     """
     try:
         status = path.lstat()

@@ -1,7 +1,7 @@
 """
-The requests and answers of the manager as dataclasses; docs/reference/manager.md describes the fields.
+Requests and answers of the manager as dataclasses. docs/reference/manager.md describes the fields.
 
-``answer`` is the JSON object as received by a client.
+``answer`` is the JSON object that a client has received.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class NoArguments:
 
 @dataclass(frozen=True, slots=True)
 class ScopeArguments:
-    """The processes to probe, in the arguments of ``insert``; the fields are those of ``Scope``."""
+    """Processes to probe, in the arguments of ``insert``. The fields are those of ``Scope``."""
 
     pid: int | None = field(default=None, metadata=wire(bounds=(1, 1 << 22)))
     cgroup: str | None = None
@@ -64,7 +64,7 @@ class ScopeArguments:
 
 @dataclass(frozen=True, slots=True)
 class InsertArguments:
-    """The arguments of ``insert``; docs/reference/manager.md describes them."""
+    """Arguments of ``insert``. docs/reference/manager.md describes them."""
 
     ppdf: bytes
     name: str | None = field(default=None, metadata=wire("as"))
@@ -101,7 +101,7 @@ class RemoveArguments:
 
 @dataclass(frozen=True, slots=True)
 class QueryArguments:
-    """The arguments of ``query``; without ``name``, all programs are returned, and with ``extended`` their PPDF."""
+    """Arguments of ``query``. Without ``name``, all programs are returned; with ``extended``, their PPDF, too."""
 
     name: str | None = None
     extended: bool = False
@@ -110,11 +110,11 @@ class QueryArguments:
 @dataclass(frozen=True, slots=True)
 class GetvarsArguments:
     """
-    The arguments of ``getvars``.
+    Arguments of ``getvars``.
 
-    ``name`` is the program whose ``local`` and CPU variables are requested; None: all programs. ``index`` are the first
-    and the last index. With ``reset`` the variables are set to zero afterwards. ``clear`` are patterns of the names of
-    keyed tables that are emptied afterwards.
+    ``name`` is the program whose ``local`` and CPU variables are requested, or None for all programs. ``index`` is the
+    first and the last index. With ``reset``, the variables are set to zero afterwards. ``clear`` has patterns of the
+    names of keyed tables that are emptied afterwards.
     """
 
     name: str | None = None
@@ -127,7 +127,7 @@ class GetvarsArguments:
 
 @dataclass(frozen=True, slots=True)
 class AddTargetArguments:
-    """The arguments of ``add-target``; ``name`` is the program whose records go to the log target, None for all."""
+    """Arguments of ``add-target``. ``name`` is the program whose records go to the log target, or None for all."""
 
     target: str
     name: str | None = None
@@ -144,7 +144,7 @@ class RemoveTargetArguments:
 
 @dataclass(frozen=True, slots=True)
 class StopArguments:
-    """The arguments of ``stop``; with ``manager`` the manager exits, too."""
+    """Arguments of ``stop``. With ``manager``, the manager exits, too."""
 
     manager: bool = False
 
@@ -184,9 +184,9 @@ class ManagerStatus:
 @dataclass(frozen=True, slots=True)
 class ManagedProbepoint:
     """
-    A probepoint; ``where`` is its displayed place, ``path`` the file.
+    Probepoint. ``where`` is its displayed place, ``path`` the file.
 
-    ``definition`` is the index of its probe definition. ``at_return`` is true if it is hit immediately after the
+    ``definition`` is the index of its probe definition. ``at_return`` is True if it is hit immediately after the
     function's return. The fields after ``kind`` exist for some kinds only.
     """
 
@@ -220,7 +220,7 @@ class ManagedProbepoint:
 
 @dataclass(frozen=True, slots=True)
 class ManagedScope:
-    """The processes of a program: those that one of these fields selects, or all; ``endpoint`` is the engine's."""
+    """Processes of a program: those that one of these fields selects, or all. ``endpoint`` is the engine's."""
 
     pid: int | None = field(default=None, metadata=LEFT_OUT)
     follow: bool | None = field(default=None, metadata=LEFT_OUT)
@@ -337,9 +337,9 @@ class GlobalValues:
 @dataclass(frozen=True, slots=True)
 class ProgramVariables:
     """
-    The variables of a single program; ``cpu`` has a list for each CPU.
+    Variables of a single program. ``cpu`` has a list for each CPU.
 
-    ``tables`` are its keyed tables in binary form (``keyed.table_codec``), None if it has none.
+    ``tables`` has its keyed tables in binary form (``keyed.table_codec``), or is None if it has none.
     """
 
     name: str

@@ -1,8 +1,8 @@
 """
-The manager itself: the inserted programs, by name, and the operations on them.
+Manager itself: the inserted programs, by name, and the operations on them.
 
-Each verb is a method that takes its arguments and returns its answer (``manager_messages``); ``daemon`` calls them,
-each connection in a thread of its own. Changes of programs are serialized; queries do not wait for them.
+Each verb is a method that takes its arguments and returns its answer (``manager_messages``). ``daemon`` calls the
+methods, in a thread for each connection. Changes of programs are serialized; queries do not wait for them.
 """
 
 from __future__ import annotations
@@ -319,7 +319,7 @@ class Manager:
         return list(chosen)
 
     def _take_away(self, chosen: list[InsertedProgram]) -> list[InsertedProgram]:
-        """End programs concurrently; return those whose probepoints could not be removed in time."""
+        """End programs concurrently. Return those whose probepoints could not be removed in time."""
         for inserted in chosen:
             inserted.stop()
         return [inserted for inserted in chosen if not inserted.wait()]

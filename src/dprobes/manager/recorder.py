@@ -1,4 +1,4 @@
-"""The recorder of the manager: its trace file, and the log targets."""
+"""Recorder of the manager: its trace file, and the log targets."""
 
 from __future__ import annotations
 
@@ -70,9 +70,9 @@ class Recording:
 
     def add_target(self, name: str, module: str | None, format_name: str) -> bool:
         """
-        Add a log target; return False if it exists already. Raise ``ManagerError`` for the console.
+        Add a log target. Return False if it exists already; raise ``ManagerError`` for the console.
 
-        ``module`` restricts it to the program of this name; None means all programs.
+        ``module`` restricts it to the program with this name, unless it is None.
         """
         target = parse_target(name)
         if target.kind.name == "console":
@@ -128,9 +128,10 @@ class Recording:
         names: RecordedNames,
     ) -> bool:
         """
-        Write records of a program; ``places`` are those of its probepoints, ``names`` the locator of its addresses.
+        Write records of a program, and return True if they are in the trace file.
 
-        Return whether they are in the trace file; log targets report their own failures.
+        Log targets report their own failures. ``places`` has the places of the program's probepoints. ``names`` is the
+        locator of its addresses.
         """
         with self._lock:
             offset = self._clock.look()

@@ -1,5 +1,5 @@
 """
-The units with which systemd starts the probe manager: their templates and their installation.
+Units with which systemd starts the probe manager: their templates and their installation.
 
 A wheel installs them below the installation prefix, where systemd does not search, and with a command that systemd does
 not find (``docs/reference/manager.md``). An *installed* unit contains the path of the command.

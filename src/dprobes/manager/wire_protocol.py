@@ -96,10 +96,10 @@ def wire(
     name: str | None = None, *, bounds: tuple[int, int] | None = None, is_left_out: bool = False, is_sent: bool = True
 ) -> dict[str, Any]:
     """
-    Return the metadata of a dataclass field: another name in JSON, a number's bounds.
+    Return the metadata of a dataclass field: another name in JSON, and the bounds of a number.
 
-    With ``is_left_out`` None is not sent at all. With ``is_sent`` False the field is not part of the JSON: ``decode``
-    sets it to the received object.
+    With ``is_left_out``, None is not sent at all. If ``is_sent`` is False, the field is not part of the JSON, and
+    ``decode`` sets it to the received object.
     """
     return {"name": name, "bounds": bounds, "is_left_out": is_left_out, "is_sent": is_sent}
 
@@ -131,10 +131,9 @@ def members(kind: Hashable) -> tuple[Member, ...]:
 
 def _type_of(name: str, names: Mapping[str, Any], bounds: tuple[int, int] | None) -> tuple[_Type, type[Any] | None]:
     """
-    Return the JSON type for the annotation ``name``, and the dataclass of an object or of a list's objects.
+    Return the JSON type for an annotation, and the dataclass of an object or of a list's objects, or None.
 
-    ``names`` are those in which annotations are evaluated; ``bounds`` are the inclusive limits of a number. Without an
-    object, the second result is None.
+    ``names`` has the names with which annotations are evaluated. ``bounds`` has the limits (both included) of a number.
     """
     if name == "int" and bounds is not None:
         return _Type("number", partial(_bounded, *bounds)), None
@@ -362,10 +361,11 @@ Message = dict[str, Any]
 
 class Connection:
     """
-    A socket that sends and receives lines; use it as a context manager.
+    Socket that sends and receives lines. It is a context manager.
 
-    ``timeout`` of the socket applies to a line that is sent, and to each piece that is received; ``TimeoutError`` is
-    raised then. A callback ``on_silence`` is called instead, and the wait continues.
+    The ``timeout`` of the socket applies to a line that is sent, and to each piece that is received. After it,
+    ``TimeoutError`` is raised. If there is a callback ``on_silence``, the callback is called instead, and the wait
+    continues.
     """
 
     def __init__(self, end: socket.socket, on_silence: Callable[[], None] | None = None) -> None:
@@ -397,7 +397,7 @@ class Connection:
         return bool(self._buffer)
 
     def receive(self) -> Message | None:
-        """Return the next line, None at the end; raise ``FormatError`` if it is invalid, and ``OSError``."""
+        """Return the next line, or None at the end; raise ``FormatError`` if it is invalid, or OSError."""
         start = 0
         while (end := self._buffer.find(b"\n", start)) < 0:
             start = len(self._buffer)

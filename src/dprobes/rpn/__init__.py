@@ -1,7 +1,8 @@
 """
-The RPN language of probe programs: conversion between text and ``Program``, static checks, and the byte encoding.
+RPN language of probe programs: conversion between text and ``Program``, static checks, and the byte encoding.
 
-Only the language is here. ``vm`` defines the effects of instructions; ``target`` defines modules and symbols.
+This package contains only the language. ``vm`` defines the effects of instructions; ``target`` defines modules and
+symbols.
 
 ``instruction_set`` has one row for each instruction. The parser matches statements against its syntax, the checker
 computes stack depths from its effect, the encoder takes widths from the operand kind, and ``docs/reference/rpn.md`` is

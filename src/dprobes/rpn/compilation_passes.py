@@ -26,8 +26,8 @@ class CompileOptions:
     """
     Options of a compilation, as on the command line.
 
-    ``defines`` are the names and values of ``-D``, ``include_dirs`` the directories of ``-I``. ``cpp`` is an external
-    preprocessor; None means the built-in one. ``allow_write`` permits instructions that change the target.
+    ``defines`` has the names and values of ``-D``, ``include_dirs`` the directories of ``-I``. ``cpp`` is an external
+    preprocessor, or None for the built-in one. ``allow_write`` permits instructions that change the target.
     """
 
     defines: tuple[tuple[str, str], ...] = ()

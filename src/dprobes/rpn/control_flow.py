@@ -111,7 +111,7 @@ def _memory_cells(syntax: str, word_size: int) -> int:
     """
     Return the number of cells of the value that an instruction pushes.
 
-    ``syntax`` contains its width as ``u8`` to ``u64``; without one, the value has 64 bits.
+    ``syntax`` contains the value's width as ``u8`` to ``u64``. Without a width, the value has 64 bits.
     """
     if syntax == "push comm":
         return -(-PROCESS_NAME_SIZE // word_size)
@@ -127,7 +127,7 @@ _ENDS = (Flow.RETURN, Flow.RAISE, Flow.END)
 
 @dataclass(frozen=True, slots=True)
 class Underflow:
-    """A certain underflow: the instruction at ``index`` pops ``needed`` cells, but there are at most ``depth``."""
+    """Certain underflow: the instruction at ``index`` pops ``needed`` cells, but there are at most ``depth``."""
 
     index: int
     needed: int

@@ -1,5 +1,5 @@
 """
-The ``key = value`` statements of a probe program: their values, and the header to which each belongs.
+``key = value`` statements of a probe program: their values, and the header to which each belongs.
 
 ``program_text`` lists the keywords.
 """

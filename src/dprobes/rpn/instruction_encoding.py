@@ -43,11 +43,11 @@ class Relocation(NamedTuple):
 
 class CodeImage(NamedTuple):
     """
-    The encoded code of a program.
+    Encoded code of a program.
 
-    ``handlers`` are the start offsets of the handlers, in the order of the definitions; ``procedures`` maps a name to
-    its start. ``instructions`` lists (offset, instruction) in order, added ``exit`` and ``ret`` included. ``labels``
-    maps an offset to the names in the source. ``tables`` are the tables to which operands refer by number.
+    ``handlers`` has the start offsets of the handlers, in the order of the definitions. ``procedures`` maps a name to
+    its start. ``instructions`` lists (offset, instruction) in order, including added ``exit`` and ``ret``. ``labels``
+    maps an offset to the names in the source. ``tables`` has the tables to which operands refer by number.
     """
 
     data: bytes
@@ -75,10 +75,9 @@ def encode(
     """
     Return the encoded form of a checked program for a processor.
 
-    ``handlers`` maps the index of a definition to the processor whose register names its handler uses; by default
-    ``architecture``. Definitions whose handler is the same object share its encoded form.
-
-    Raise KeyError for a label, procedure, register or table that ``check`` would have reported.
+    ``handlers`` maps the index of a definition to the processor whose register names its handler uses; the default is
+    ``architecture``. Definitions whose handler is the same object share its encoded form. Raise KeyError for a label,
+    procedure, register or table that ``check`` would have reported.
     """
     return _Encoder(program, architecture, handlers or {}).image()
 
@@ -204,7 +203,7 @@ _RELATIVE = (OperandKind.LABEL, OperandKind.PROCEDURE)
 
 class EncodedInstruction(NamedTuple):
     """
-    A decoded instruction.
+    Decoded instruction.
 
     ``operand`` is the number as encoded (two's complement resolved for signed kinds), the absolute target offset for
     jumps, calls and ``sx``, or the name of an extension or a field. ``row`` is None if the bytes are not an

@@ -111,11 +111,11 @@ class ExceptionCode(IntEnum):
 
 DEFAULT_EXCEPTION_MASK = 0x0FFF
 NON_MASKABLE = 0x0FFF
-"""Mask of the exception codes that end the handler unless they are enabled; other codes are ignored then."""
+"""Mask of the exception codes that end the handler unless they are enabled. Other codes are ignored if not enabled."""
 
 UNSEEN_ENTRY = -4095
 """
-The address that INVALID_ADDR reports if only the return of a call was seen and not its entry.
+Address that INVALID_ADDR reports if only the return of a call was seen and not its entry.
 
 In a record it is truncated to the word. No mapping can have this address: it is -MAX_ERRNO, the lowest number that the
 kernel returns as an error instead of an address.
@@ -212,7 +212,7 @@ class OperandKind(Enum):
 
     @property
     def limits(self) -> tuple[int, int]:
-        """The minimum and the maximum, both inclusive, of an encodable operand; only kinds with a width have them."""
+        """Minimum and maximum (both included) of an encodable operand. Only kinds with a width have them."""
         return limits(self.width, is_signed=self.is_signed)
 
 
@@ -698,5 +698,5 @@ def rows_by_opcode() -> dict[int, Row]:
 
 @cache
 def rows_by_syntax() -> dict[str, Row]:
-    """Return the rows of the instruction table, keyed by syntax, such as "push mem, u8"; without old spellings."""
+    """Return the rows of the instruction table by syntax, such as "push mem, u8", without old spellings."""
     return {row.syntax: row for row in ROWS}

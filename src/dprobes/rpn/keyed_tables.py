@@ -191,7 +191,7 @@ class Unit(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key field of a table, or the value that an entry keeps; ``size`` is in bytes, or in frames for a call stack."""
+    """Key field of a table, or the value of an entry. ``size`` is in bytes, or in frames for a call stack."""
 
     kind: KeyKind
     size: int = 0
@@ -213,7 +213,7 @@ class Key:
 
     @property
     def bytes(self) -> int:
-        """The size of the field in an entry in bytes: a multiple of 8; a string has room for its NUL."""
+        """Size of the field in an entry in bytes, a multiple of 8. A string has room for its NUL."""
         match self.kind:
             case KeyKind.STRING | KeyKind.TEXT | KeyKind.CUT_STRING | KeyKind.CUT_TEXT:
                 return (self.size // 8 + 1) * 8
@@ -260,7 +260,7 @@ class Key:
 
 
 class Range(NamedTuple):
-    """The range of a linear histogram: buckets of ``step`` from ``low`` up to, but not including, ``high``."""
+    """Range of a linear histogram: buckets of ``step`` from ``low`` (included) to ``high`` (excluded)."""
 
     low: int
     high: int
@@ -274,7 +274,11 @@ class Range(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A keyed table of up to ``room`` entries; ``value`` describes the value that ``tally`` pops, None for a word."""
+    """
+    Keyed table of up to ``room`` entries.
+
+    ``value`` describes the value that ``tally`` pops, or is None for a word.
+    """
 
     name: str
     kind: TableKind
@@ -297,7 +301,7 @@ class Table:
 
     @property
     def kept_bytes(self) -> int:
-        """The size in bytes of a value that is a string or a call stack; 0 if it is a number."""
+        """Size in bytes of a value that is a string or a call stack, or 0 if it is a number."""
         return self.value.bytes if self.value is not None and self.keeps_bytes else 0
 
     def key_cells(self, word_size: int) -> int:
@@ -382,7 +386,7 @@ def tables_matching(pattern: str, tables: Sequence[Table]) -> list[int]:
 
 
 def table_of(operand: object, tables: Sequence[Table]) -> Table | None:
-    """Return the table whose name or number is ``operand``; None if there is none."""
+    """Return the table whose name or number is ``operand``, or None if there is none."""
     match operand:
         case int():
             return tables[operand] if 0 <= operand < len(tables) else None

@@ -124,7 +124,7 @@ def like_statement(operator: str, word: str) -> str | None:
     """
     Return a hint with an instruction of ``operator`` whose only word resembles ``word``, such as 'push pid'.
 
-    Return None if no such word is similar.
+    Return None if no word is similar.
     """
     words = [row.operands[0] for row in instruction_set.ROWS if row.operator == operator and len(row.operands) == 1]
     near = nearest(word, [word for word in words if isinstance(word, str)])
@@ -200,7 +200,7 @@ def _fits(pattern: Sequence[str | OperandKind], signature: Sequence[str]) -> boo
 
 def _meaning(tokens: Sequence[WordToken]) -> str:
     """
-    Return the signature of an operand: its word, if it is a lone literal word or register; otherwise ANY.
+    Return the signature of an operand: its word, if it is a lone literal word or register, otherwise ANY.
 
     The signature of an empty operand is NOTHING.
     """
@@ -379,7 +379,7 @@ def _narrow(value: Expression, bits: int, tokens: Sequence[WordToken]) -> Expres
 
 @dataclass(frozen=True, slots=True)
 class NumberType:
-    """The width of a number in bits, and its signedness; its ``str`` is, for example, ``s32``."""
+    """Width of a number in bits, and its signedness. Its ``str`` is, for example, ``s32``."""
 
     bits: int
     is_signed: bool

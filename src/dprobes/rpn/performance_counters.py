@@ -1,8 +1,8 @@
 """
-The performance counters of ``push pmc`` and of samplers, with their events in perf_event_open(2).
+Performance counters of ``push pmc`` and of samplers, with their events in perf_event_open(2).
 
-``push pmc`` reads a counter of the thread. Only the difference of two readings has a meaning: engines may count from
-the start of the thread, or from its first reading. A sampler counts the events of a CPU.
+``push pmc`` reads a counter of the thread. Only the difference of two readings has a meaning, because engines may count
+from the start of the thread, or from its first reading. A sampler counts the events of a CPU.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class CounterKind(IntEnum):
 
 class Counter(NamedTuple):
     """
-    A counter: its name, and its event.
+    Performance counter: its name, and its event.
 
     ``config`` is the event's number in ``enum perf_hw_id`` or ``enum perf_sw_ids`` (include/uapi/linux/perf_event.h).
     ``name`` is perf(1)'s name of the event. ``period_min`` is the smallest number of events between two samples that
-    the kernel keeps to. ``is_in_scheduler`` is true if the events occur in the kernel's scheduler, so in no module.
+    the kernel observes. ``is_in_scheduler`` is True if the events occur in the kernel's scheduler, and so in no module.
     """
 
     name: str

@@ -108,8 +108,8 @@ def _check_cell(instruction: Instruction, depth: int, diagnostics: Diagnostics) 
     """
     Warn of a read of a cell that was never written, or that was popped (docs/reference/rpn.md, "RPN stack").
 
-    ``depth`` is an upper bound: the cells TSP+0 to TSP+depth-1 may have been written, and in a handler, where SBP is
-    the end of the stack, SBP-depth to SBP-1.
+    ``depth`` is an upper bound: the cells TSP+0 to TSP+depth-1 may have been written. In a handler, where SBP is the
+    end of the stack, these are the cells SBP-depth to SBP-1.
     """
     displacement = instruction.operand
     if not isinstance(displacement, int) or depth >= control_flow.UNKNOWN:

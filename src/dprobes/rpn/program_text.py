@@ -1,5 +1,5 @@
 """
-The ``key = value`` statements of the two headers: one row for each keyword.
+``key = value`` statements of the two headers, with one row for each keyword.
 
 The parser, the printer and the language reference read this table. Sources: man page, "Probe Program File Header" and
 "Probe-Point Header"; recovered reference 2.1 for the keywords that the man page lost.
@@ -46,7 +46,7 @@ U16, U32, S32 = limits(2)[1], limits(4)[1], limits(4, is_signed=True)[1]
 
 
 class Header(Enum):
-    """The kind of header to which a keyword belongs: the file header, or that of a probepoint."""
+    """Kind of header to which a keyword belongs: the file header, or the header of a probepoint."""
 
     FILE = "the file header"
     POINT = "a probepoint header"
@@ -72,10 +72,10 @@ class ValueKind(Enum):
 
 class Keyword(NamedTuple):
     """
-    A statement of headers.
+    Statement of a header.
 
-    ``field`` is the attribute of ``Program`` or ``ProbeDefinition`` that stores the value; ``default`` is the value
-    without the statement. ``minimum`` and ``maximum``, both inclusive, bound a number.
+    ``field`` is the attribute of ``Program`` or ``ProbeDefinition`` that stores the value. ``default`` is the value
+    without the statement. ``minimum`` and ``maximum`` (both included) bound a number.
     """
 
     name: str

@@ -6,7 +6,7 @@ Expressions over numbers and symbols: operands of ``push``, header values, count
     expression  = operand { operator operand }         C's operators and precedences:  | ^ & << >> + - * / %
     operand     = [ "+" | "-" | "~" ] operand | number | 'c' | symbol | "symbol" | "(" expression ")"
 
-A symbol may only be an operand of addition and subtraction: its address is not known before the program runs.
+A symbol may only be an operand of addition and subtraction, because its address is not known before the program runs.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ class ExpressionError(Exception):
 
 
 def parse_expression(tokens: Sequence[WordToken]) -> Expression:
-    """Return the value of ``tokens``; raise ``ExpressionError`` unless all of them are one expression."""
+    """Return the value of ``tokens``; raise ``ExpressionError`` unless they are one expression."""
     reader = _Reader(tokens)
     value = reader.expression(0)
     if (extra := reader.peek()) is not None:

@@ -75,7 +75,7 @@ class _Section:
 
 
 class _TooManyErrorsError(Exception):
-    """The end of parsing after too many errors; further messages would not help."""
+    """End of parsing after too many errors, because further messages would not help."""
 
 
 class _Parser:

@@ -191,7 +191,7 @@ class Instruction:
     @property
     def operand_place(self) -> Span | None:
         """
-        The span to underline if the operand is wrong: that of the operand, else that of the whole instruction.
+        Span to underline if the operand is wrong: the operand, or else the whole instruction.
 
         None means that the instruction has no place in a source.
         """
@@ -228,16 +228,16 @@ class Procedure:
 @dataclass(frozen=True)
 class ProbeDefinition:
     """
-    A header of probepoints with its handler.
+    Header of probepoints with its handler.
 
     ``maxhits`` 0 means no limit. ``logonfault`` and ``heap`` (bytes) are None if the file header decides. ``opcode`` is
-    the expected first byte of the probed instruction, None if any is accepted. ``spans`` maps a keyword to the span of
-    its statement.
+    the expected first byte of the probed instruction, or None if any is accepted. ``spans`` maps a keyword to the span
+    of its statement.
 
-    With ``patch``, ``OBJECT:SYMBOL``, the definition has no handler: this function of a shared object replaces the one
-    at the location, until the end of the run unless it ``persists``. ``idle`` is the number of seconds to wait until no
-    thread has a frame in the function; None: it is replaced at once. With ``is_replacing`` the object calls the
-    original of a function that is patched already.
+    With ``patch``, ``OBJECT:SYMBOL``, the definition has no handler: this function of a shared object replaces the
+    function at the location, until the end of the run unless it ``persists``. ``idle`` is the number of seconds to wait
+    until no thread has a frame in the function; None means that it is replaced at once. With ``is_replacing``, the
+    object calls the original of a function that is already patched.
     """
 
     location: Location
@@ -290,9 +290,9 @@ class ProbeDefinition:
 @dataclass(frozen=True)
 class Program:
     """
-    A whole probe program file.
+    Whole probe program file.
 
-    ``word_size`` is the word size in bytes of the processors that the program is for; None if it is for both sizes.
+    ``word_size`` is the word size in bytes of the processors for which the program is, or None if it is for both sizes.
     ``jmpmax`` counts jumps; ``logmax``, ``ex_logmax`` and ``heapmax`` count bytes. ``spans`` maps a keyword to the
     place of its statement in the file header.
     """
@@ -341,7 +341,7 @@ class Program:
 
 
 def split_patch(text: str) -> tuple[str, str] | None:
-    """Return the object and the symbol of a patch, ``OBJECT:SYMBOL``; None if the text has another form."""
+    """Return the object and the symbol of a patch, ``OBJECT:SYMBOL``, or None if the text has another form."""
     path, colon, symbol = text.rpartition(":")
     return (path, symbol) if path and colon and symbol and "=" not in symbol else None
 

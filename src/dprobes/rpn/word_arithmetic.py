@@ -64,12 +64,16 @@ MIN_VALUE, MAX_VALUE = limits(8, is_signed=True)[0], limits(8)[1]
 
 
 def complement(value: int) -> int:
-    """Return the one's complement (``neg``) as a negative Python number; the caller truncates it to a word."""
+    """Return the one's complement (``neg``) as a negative Python number. The caller truncates it to a word."""
     return ~value
 
 
 class Binary(NamedTuple):
-    """An operation on two words; ``wraps`` if its result may exceed a word; ``symbol`` is C's and Python's operator."""
+    """
+    Operation on two words. ``wraps`` is True if its result may exceed a word.
+
+    ``symbol`` is C's and Python's operator.
+    """
 
     symbol: str
     function: Callable[[int, int], int]
@@ -88,7 +92,7 @@ BINARY = {
 
 
 class Comparison(NamedTuple):
-    """A comparison of two words; ``is_signed`` if it interprets them as two's complement numbers."""
+    """Comparison of two words. With ``is_signed``, they are two's complement numbers."""
 
     symbol: str
     is_signed: bool

@@ -1,4 +1,4 @@
-"""The loop that runs a handler, and the dispatch of exceptions (man page, "RPN Exception Handling"; recovered 1.7)."""
+"""Loop that runs a handler, and the dispatch of exceptions (man page, "RPN Exception Handling"; recovered 1.7)."""
 
 # ruff: noqa: ARG001 - all rules have the same two parameters
 
@@ -202,7 +202,7 @@ class Interpreter:
         """
         Run the handler whose code starts at byte ``start`` of the image, and return its outcome.
 
-        RPN exceptions do not leave the handler; errors of the context do, except ``AddressFault`` and
+        RPN exceptions do not leave the handler. Errors of the context do, except ``AddressFault`` and
         ``SelectorFault``.
         """
         return self.final_state(start, point, context).outcome()
@@ -239,7 +239,7 @@ def _dispatch(machine: Machine, raised: Raised) -> None:
     """
     Pass an exception to the innermost exception handler, or end the run if there is none.
 
-    An exception that the mask excludes ends the run if it is non-maskable, and otherwise has no effect, except that
+    An exception that the mask excludes ends the run if it is non-maskable. Otherwise it has no effect, except that
     LOG_OVERFLOW closes the log.
     """
     point = machine.point

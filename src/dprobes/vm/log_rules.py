@@ -1,5 +1,5 @@
 """
-The rules of the instructions that log, and of those that use keyed tables.
+Rules of the instructions that log, and of those that use keyed tables.
 
 A log instruction sets PLP to LP when it starts, and to the new LP only if it succeeds. If data does not fit, the
 instruction keeps the part that fits, with its true length, and raises LOG_OVERFLOW. A string is kept whole or not at
@@ -68,7 +68,7 @@ def _log_fault(machine: Machine, token: Token, value: int) -> None:
 
 
 def _cells(width: int) -> Rule:
-    """Return the rule of ``log b|w|d, <count>``, with ``width`` in bytes, or of ``log <count>``: 0, a word."""
+    """Return the rule of ``log b|w|d, <count>``, with ``width`` in bytes, or of ``log <count>``, whose width is 0."""
 
     def rule(machine: Machine, count: int) -> None:
         size = width or machine.word_size
@@ -193,7 +193,7 @@ def _variables(token: Token, kind: int, values_of: Callable[[Machine], Sequence[
 
 
 def _stack(token: Token, stack_of: Callable[[Machine, int], Sequence[int]], frames_max: int = 0) -> Rule:
-    """Return the rule of ``log kstack|ustack``; ``frames_max`` replaces its operand, unless ``frames_max`` is 0."""
+    """Return the rule of ``log kstack|ustack``. Unless ``frames_max`` is 0, it replaces the operand."""
 
     def rule(machine: Machine, frames: int) -> None:
         if machine.room < ITEM_PREFIX_SIZE:
@@ -284,7 +284,7 @@ def _popped(machine: Machine, key: Key) -> list[int]:
 
 
 def _part(machine: Machine, key: Key, cells: Sequence[int]) -> bytes:
-    """Return one part of a key, or a value to be kept, as bytes; ``cells`` are its popped cells, the top first."""
+    """Return one part of a key, or a value to be kept, as bytes. ``cells`` has its popped cells, the top first."""
     match key.kind:
         case KeyKind.STRING | KeyKind.CUT_STRING:
             text = read_string(machine.context, cells[0], key.size, machine.mask).removesuffix(b"\0")

@@ -1,10 +1,8 @@
 """
-The state of the RPN virtual machine during one hit, and the operations that many instructions share.
+State of the RPN virtual machine during one hit, and the operations that many instructions share.
 
-The instructions themselves are in ``log_rules``, ``stack_rules`` and ``world_rules``; the loop that runs them is in
-``interpreter``.
-
-An instruction that raises an exception has popped its operands before, and pushed nothing.
+The instructions themselves are in ``log_rules``, ``stack_rules`` and ``world_rules``. The loop that runs them is in
+``interpreter``. An instruction that raises an exception has already popped its operands, and has pushed nothing.
 """
 
 from __future__ import annotations
@@ -186,12 +184,12 @@ class Ending(enum.Enum):
 
 class Outcome(NamedTuple):
     """
-    The result of one run of a handler.
+    Result of one run of a handler.
 
     ``log`` is the log buffer up to LP, ``trace`` the stack-trace buffer up to STP; both are empty after ``abort``.
-    ``exit_code`` is the operand of ``exit 1|2|3``, else 0. ``unhandled`` is the code of the exception that ended the
-    handler; 0: none did, or ``rx`` raised it. ``value`` is the probed function's return value after ``skip``, else 0.
-    ``is_cut`` is true if the log buffer had no room for data that the handler logged after ``log``.
+    ``exit_code`` is the operand of ``exit 1|2|3``, or 0. ``unhandled`` is the code of the exception that ended the
+    handler, or 0 if none did, or if ``rx`` raised it. ``value`` is the probed function's return value after ``skip``,
+    or 0. ``is_cut`` is True if the log buffer had no room for data that the handler logged after ``log``.
     """
 
     ending: Ending
@@ -206,7 +204,7 @@ class Outcome(NamedTuple):
 
 
 class Raised(Exception):  # noqa: N818 - not an error of DProbes: an event in the life of a handler
-    """Python exception with which an instruction raises an RPN exception; the interpreter's loop catches it."""
+    """Python exception with which an instruction raises an RPN exception. The interpreter's loop catches it."""
 
     def __init__(self, code: int, parm1: int = 0, parm2: int = 0) -> None:
         super().__init__(code, parm1, parm2)
@@ -224,8 +222,8 @@ class Frame:
     """
     Frame of a call: its place, the state to restore, its exception handler, and the ranges that stack traces show.
 
-    ``called`` and ``return_offset`` are byte offsets in the image, and so is ``handler``; None: there is no exception
-    handler. A range is (first index, count).
+    ``called``, ``return_offset`` and ``handler`` are byte offsets in the image; ``handler`` is None without an
+    exception handler. A range is (first index, count).
     """
 
     called: int = 0
@@ -239,11 +237,11 @@ class Frame:
 
 class Machine:
     """
-    The state of one run of a handler.
+    State of one run of a handler.
 
-    ``tsp`` and ``sbp`` are plain integers; a cell's index is taken modulo 1024, so only their values modulo the word
-    matter. A cell that the run has not written is 0; one that it has popped is unspecified. ``ip`` is a byte offset in
-    the image. ``ending`` is None until the handler ends.
+    ``tsp`` and ``sbp`` are plain integers. A cell's index is taken modulo 1024, so only their values modulo the word
+    matter. A cell that the run has not written is 0; a cell that it has popped is unspecified. ``ip`` is a byte offset
+    in the image. ``ending`` is None until the handler ends.
     """
 
     # A machine is made for every hit. So it is no dataclass, and parts that few handlers need (trace, heap) are made at
@@ -426,8 +424,8 @@ def read_string(context: Context, address: int, limit: int, mask: int) -> bytes:
     """
     Return a C string with its NUL, or its first ``limit`` bytes.
 
-    Raise ``AddressFault`` if a byte before that is unreadable. No page after that of the NUL is accessed. ``mask`` is
-    the largest address; the address after it is 0.
+    Raise ``AddressFault`` if a byte before that is unreadable. No page after the page with the NUL is accessed.
+    ``mask`` is the largest address; the address after it is 0.
     """
     found = b""
     while len(found) < limit:

@@ -1,8 +1,8 @@
 """
-The protocol by which handlers access the thread that was hit: its registers, memory, ids and variables.
+Protocol by which handlers access the thread that was hit: its registers, memory, ids and variables.
 
-An engine implements it for a stopped thread; ``FakeContext`` implements it for tests. Values are unsigned integers;
-addresses and words are as wide as the module's word.
+An engine implements it for a stopped thread; ``FakeContext`` implements it for tests. Values are unsigned integers.
+Addresses and words are as wide as the module's word.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["AddressFault", "Context", "SelectorFault", "SharedCells"]
 
 
 class AddressFault(Exception):  # noqa: N818 - no error of DProbes: an event in the life of a handler
-    """Fault of an access to memory; ``address`` is that of the first byte that cannot be accessed."""
+    """Fault of an access to memory. ``address`` is the address of the first byte that cannot be accessed."""
 
     def __init__(self, address: int) -> None:
         super().__init__(f"{address:#x}")
@@ -81,14 +81,14 @@ class Context(Protocol):
         """
         Return the words of ``cpuid``, ``msr`` and similar registers in the order in which they are pushed.
 
-        ``selector`` is the leaf of cpuid or the number of the MSR; other registers ignore it.
+        ``selector`` is the leaf of cpuid or the number of the MSR. Other registers ignore it.
         """
 
     def set_register(self, index: int, value: int, *, user: bool) -> None:
         """
         Change a register that the processor's table allows a handler to write.
 
-        Raise ``SelectorFault`` for a value that a segment register cannot hold; it is then unchanged.
+        Raise ``SelectorFault``, and change nothing, for a value that a segment register cannot have.
         """
 
     def read(self, address: int, size: int) -> bytes:
@@ -105,7 +105,7 @@ class Context(Protocol):
 
     def linear_address(self, selector: int, offset: int, size: int = 0, *, write: bool = False) -> int:
         """
-        Return the linear address of ``selector:offset``, for an access to ``size`` bytes; 0: no access.
+        Return the linear address of ``selector:offset``, for an access to ``size`` bytes, or for no access if it is 0.
 
         Raise ``SelectorFault`` if the selector names no usable segment, a byte is beyond the segment's limit, or the
         segment does not allow the read, or the write with ``write``.
@@ -192,4 +192,4 @@ class Context(Protocol):
         """
 
     def call_extension(self, name: str | None, machine: Any) -> None:
-        """Run the registered extension ``name`` on ``machine``, the calling ``Machine``; None: all extensions."""
+        """Run the registered extension ``name``, or all extensions if it is None, on the calling ``machine``."""

@@ -1,4 +1,4 @@
-"""The rules of instructions that access the outside: registers, memory, ports, system variables."""
+"""Rules of instructions that access the outside: registers, memory, ports, system variables."""
 
 # ruff: noqa: ARG001 - all rules have the same two parameters
 
@@ -28,8 +28,8 @@ def argument_value(arguments: Sequence[Argument], number: int, context: Context,
     """
     Return argument ``number`` (from 1) of a USDT probe as a word.
 
-    The value is zero- or sign-extended as the probe's ELF note specifies; a wider value is truncated to its low word.
-    Raise ``AddressFault`` for memory that cannot be read, and with address 0 if there is no such argument.
+    The value is zero- or sign-extended as the probe's ELF note specifies. A wider value is truncated to its low word.
+    Raise ``AddressFault`` for memory that cannot be read. If there is no such argument, the fault has the address 0.
     """
     if not 1 <= number <= len(arguments) or (operand := (argument := arguments[number - 1]).operand) is None:
         raise AddressFault(0)

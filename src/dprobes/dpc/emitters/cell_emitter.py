@@ -369,9 +369,10 @@ class WideEmitter:
 
     def search(self, cases: Sequence[tuple[int, str]], default: str) -> list[tuple[str, str]]:
         """
-        Search for the number on top among cases; if it equals none, drop it and jump to ``default``.
+        Search for the number on top among cases. If it is equal to none, drop it and jump to ``default``.
 
-        Return the labels to jump to on a match, each with the label of its case; there the stack has one more cell.
+        Return the labels to jump to on a match, each with the label of its case. At such a label, the stack has one
+        more cell.
         """
         w, found = self._w, []
         for number, label in cases:
@@ -464,7 +465,7 @@ class WideEmitter:
         """
         Write code that stores the low ``bits`` bits of the number on top in the 64-bit ``unit`` from bit ``shift`` on.
 
-        The number stays on the stack; the unit's other bits stay.
+        The number stays on the stack, and the unit's other bits do not change.
         """
         w, mask = self._w, ((1 << bits) - 1) << shift
         self._cells.exact(unit.address)
@@ -519,9 +520,9 @@ class WideEmitter:
 
     def step(self, target: typed_values.Place, amount: int, *, is_postfix: bool, is_wanted: bool) -> None:
         """
-        Write code that adds ``amount`` to ``target``, for ``++`` and ``--``; with ``is_wanted``, push the result.
+        Write code that adds ``amount`` to ``target``, for ``++`` and ``--``. With ``is_wanted``, push the result.
 
-        With ``is_postfix`` the result is the previous value.
+        With ``is_postfix``, the result is the previous value.
         """
         self._cells.exact(target)
         if is_postfix and is_wanted:

@@ -264,9 +264,9 @@ def _width_in_64(type_: CType) -> int:
 
 class LogEmitter:
     """
-    A writer of code that logs the items of a record.
+    Writer of code that logs the items of a record.
 
-    ``faults`` writes the counting of exceptions that records do not show; it is None in functions of the program.
+    ``faults`` writes code that counts exceptions that records do not show. It is None in functions of the program.
     """
 
     def __init__(self, writer: Writer, values: ValueEmitter, faults: FaultExits | None, word_size: int) -> None:
@@ -295,7 +295,7 @@ class LogEmitter:
         return _width_in_64(item.type)
 
     def _log_numbers(self, items: Sequence[typed_values.Argument]) -> None:
-        """Log numbers of one width; the first is pushed last, so that it is on top of the stack."""
+        """Log numbers of one width. The first is pushed last, so that it is on top of the stack."""
         for item in reversed(items):
             assert not isinstance(item, _NO_NUMBERS)
             self._values.low(item, 8 * (size_of(item.type) or self._word_size))

@@ -1,4 +1,4 @@
-"""RPN source of programs: file headers, definitions with their handlers, procedures; and the templates of records."""
+"""RPN source of programs (file headers, definitions with their handlers, procedures), and the templates of records."""
 
 from __future__ import annotations
 
@@ -358,7 +358,7 @@ def _placed(point: syntax_tree.Point, typer: ProgramTyper) -> list[str]:
 
 
 def _symbol(place: str) -> str:
-    """Return a place in a module in RPN syntax; a name with a slash, as in Go, or with a source file is quoted."""
+    """Return a place in a module in RPN syntax. A name with a slash, as in Go, or with a source file is quoted."""
     match = _SLASHED.match(place)
     return place if match is None else f'"{match["name"]}"{match["offset"]}'
 

@@ -1,4 +1,4 @@
-"""Writer of RPN source: lines with the spans of C source they were compiled from, and the depth of the RPN stack."""
+"""Writer of RPN source: lines with the spans of C source from which they were compiled, and the stack's depth."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _HARMLESS = re.compile(
     r"(//.*|L[0-9]+:|push (-?[0-9]\w*|sbp, .*|[lgct]v, .*)|pop (sbp|[lgct]v), .*|(inc|dec) [lgct]v, .*|setmin .*"
     r"|add|xchg)\Z"
 )
-"""Instructions that end a hit or set another exception handler; instructions before them that raise no exception."""
+"""Instructions that end a hit or set another exception handler, or before these raise no exception."""
 
 
 def _effect(word: str, operand: str) -> int:
@@ -51,7 +51,7 @@ def _effect(word: str, operand: str) -> int:
 
 
 class Line(NamedTuple):
-    """A line of RPN source with the span of the C source that it was compiled from; None for a line without one."""
+    """Line of RPN source with the span of the C source from which it was compiled, or None."""
 
     text: str
     span: Span | None
@@ -72,7 +72,7 @@ class Writer:
         self._span: Span | None = None
         self._handlers: list[str] = []
         self._guard = ""
-        """The label to which exceptions are known to jump, outside of ``catching``; empty if it is not known."""
+        """Label to which exceptions are known to jump, outside of ``catching``, or empty if unknown."""
 
     @contextmanager
     def at(self, span: Span) -> Iterator[None]:

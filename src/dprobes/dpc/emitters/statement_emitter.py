@@ -1,4 +1,4 @@
-"""RPN of statements, and of the end of a hit: with a record if something was printed (``log_emitter``), else none."""
+"""RPN of statements, and of the end of a hit, which has a record if something was printed (``log_emitter``)."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _TABLE_MIN = 5
 
 class StatementEmitter:
     """
-    A writer of the statements of a function or, if ``paths`` is given, of a handler.
+    Writer of the statements of a function or, if ``paths`` is given, of a handler.
 
-    ``slots`` is the number of variables of its blocks; ``paths`` are the handler's sequences of ``printf``.
+    ``slots`` is the number of variables of its blocks. ``paths`` has the handler's sequences of ``printf``.
     """
 
     def __init__(
@@ -285,10 +285,10 @@ class StatementEmitter:
 
     def _search(self, cases: Sequence[tuple[int, str]], default: str, *, is_signed: bool) -> list[tuple[str, str]]:
         """
-        Search for the top cell among cases; if it equals none, drop it and jump to ``default``.
+        Search for the top cell among cases. If it is equal to none, drop it and jump to ``default``.
 
-        Return the labels to jump to on a match, each with the label of its case; there the stack has one more cell than
-        before the search.
+        Return the labels to jump to on a match, each with the label of its case. At such a label, the stack has one
+        more cell than before the search.
         """
         w = self._w
         if len(cases) < _TABLE_MIN:

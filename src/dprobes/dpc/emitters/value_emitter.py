@@ -1,5 +1,5 @@
 """
-RPN of values: each leaves its number in one cell, or two if it is wide, exact or with only the low bits significant.
+RPN of values. A value's number is in one cell, or two if it is wide, and exact or with only the low bits significant.
 
 Operations that do not depend on high bits (``+ - * << & | ^ ~``) use whole cells. The result is truncated to its type
 before the high bits are read: in a comparison, a division, a right shift, or a conversion to a larger type.
@@ -139,7 +139,7 @@ class PlaceEmitter:
         """
         Write code that stores the low ``bits`` bits of the number on top in ``unit`` from bit ``shift`` on.
 
-        The number stays on the stack; the unit's other bits stay.
+        The number stays on the stack, and the unit's other bits do not change.
         """
         w, size = self._w, 8 * (size_of(unit.type) or self._word_size)
         mask = (1 << bits) - 1
@@ -155,9 +155,9 @@ class PlaceEmitter:
 
     def step(self, target: Place, amount: int, *, is_postfix: bool, is_wanted: bool) -> None:
         """
-        Write code that adds ``amount`` to ``target``, for ``++`` and ``--``; with ``is_wanted``, push the result.
+        Write code that adds ``amount`` to ``target``, for ``++`` and ``--``. With ``is_wanted``, push the result.
 
-        With ``is_postfix`` the result is the previous value.
+        With ``is_postfix``, the result is the previous value.
         """
         w = self._w
         if self._values.wide.is_wide(target.type):
@@ -475,9 +475,9 @@ class ValueEmitter:
 
     def displacement(self, slot: int) -> int:
         """
-        Return the displacement in cells, from SBP, of the variable ``slot``; negative slots are parameters.
+        Return the displacement in cells, from SBP, of the variable ``slot``. Negative slots are parameters.
 
-        Variables are below SBP; parameters are at SBP and above, the last one first.
+        Variables are below SBP. Parameters are at SBP and above, the last one first.
         """
         return -(slot + 1) if slot >= 0 else self._parameters + slot
 

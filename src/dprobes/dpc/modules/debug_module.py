@@ -1,7 +1,7 @@
 """
-The debug information of a module for the compiler: types, variables, and places.
+Debug information of a module for the compiler: types, variables, and places.
 
-The information is opened at the first request, so that a program with its own declarations reads none of it.
+It is opened when it is first needed. So nothing is read for a program with its own declarations.
 """
 
 from __future__ import annotations
@@ -74,7 +74,11 @@ class DebugModule:
         return self._provider.module_of(self.elf)
 
     def address_of(self, place: str) -> int | None:
-        """Return the link address of a place: ``FUNCTION``, ``FUNCTION+8`` or a file offset; None if there is none."""
+        """
+        Return the link address of a place (``FUNCTION``, ``FUNCTION+8`` or a file offset).
+
+        Return None if there is none.
+        """
         if _NUMBER.match(place):
             return self.elf.link_address(int(place, 0))
         match = _PLACE.match(place)
@@ -222,7 +226,7 @@ class DebugModule:
     @cached_property
     def _anchor(self) -> tuple[str, int] | None:
         """
-        Name and link address of a function symbol to which places without a symbol are relative; None without one.
+        Name and link address of a function symbol to which places without a symbol are relative, or None.
 
         An object file has none, because the link addresses of its sections are not final.
         """

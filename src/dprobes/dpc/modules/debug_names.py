@@ -1,7 +1,7 @@
 """
-Meaning of names at an instruction of a module: its function's parameters and variables, and those of the module.
+Meaning of names at an instruction of a module: parameters and variables of its function and of the module.
 
-In code without optimization, compilers describe only where a function stores its parameters. Before the function has
+For code without optimization, compilers describe only where a function stores its parameters. Before the function has
 stored them, they are where the ABI passes them.
 """
 
@@ -193,9 +193,9 @@ def _specified(declaration: Entry) -> Entry | None:
 
 class ProbeNames:
     """
-    The names at the link address of a probepoint; ``at_return`` if the function that begins there has returned.
+    Names at the link address of a probepoint. With ``at_return``, the function that begins there has returned.
 
-    The function's own names take precedence over the module's, those of inner blocks over those of outer ones.
+    The function's own names take precedence over the module's, and names of inner blocks over those of outer ones.
     """
 
     def __init__(

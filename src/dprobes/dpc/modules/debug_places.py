@@ -47,7 +47,7 @@ def with_instructions(program: ProgramTree, module: str, finder: PlaceFinder, di
     """
     Return a program in which the instructions replace points at source lines and inlined calls.
 
-    ``finder`` finds the instructions; a probe at several lines becomes one for each line. ``module`` is the module of
+    ``finder`` finds the instructions. A probe at several lines becomes one for each line. ``module`` is the module of
     points that name none. A place that is not found is an error at its point.
     """
     module = program.module or module

@@ -52,11 +52,11 @@ _LISTED = 4  # maximum number of meanings of a name in an error
 
 class NameScope:
     """
-    The names of a module in the scope of a place.
+    Names of a module in the scope of a place.
 
-    ``units`` are the units of the place, the nearest first. ``around`` is the entry of the function, whose parents are
-    the enclosing scopes, and ``blocks`` are the blocks around the place. Without them, no part of the module is nearer
-    than another.
+    ``units`` has the units of the place, the nearest first. ``around`` is the entry of the function, whose parents are
+    the enclosing scopes. ``blocks`` has the blocks around the place. Without them, no part of the module is nearer than
+    another.
     """
 
     def __init__(
@@ -192,7 +192,7 @@ class ScopedTypes:
         self._scope = scope
 
     def named(self, name: str) -> CType | None:
-        """Return the type of this name: a ``typedef`` or base type, or a class as in C++; None if there is none."""
+        """Return the ``typedef``, base type, or C++ class with a name, or None if there is none."""
         return self._meant(name, _NAMED, name)
 
     def tagged(self, kind: str, tag: str) -> CType | None:
@@ -243,7 +243,7 @@ def _is_whole(entry: Entry) -> bool:
 
 
 def ambiguity(written: str, found: Sequence[Scoped]) -> TargetError:
-    """Return the error for a name with several meanings; it lists them by scope, or else by source file."""
+    """Return the error for a name with several meanings, with a list of them by scope, or else by source file."""
     names = ["::".join([*(s.name for s in each.scopes if s.name), each.entry.name or ""]) for each in found]
     files = [_source_of(each.entry) for each in found]
     if len(set(names)) == len(names):

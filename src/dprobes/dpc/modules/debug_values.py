@@ -271,7 +271,7 @@ def rank_of(name: str, size: int, word_size: int) -> int:
     """
     Return the conversion rank of the integer type called ``name``; ``size`` and ``word_size`` are in bytes.
 
-    Of two types, that of higher rank is the common type (C17 6.3.1.1).
+    The common type of two types is the one with the higher rank (C17 6.3.1.1).
     """
     if size == 8:
         return LONG_LONG.rank if "long long" in name or word_size < 8 else 4
@@ -297,7 +297,7 @@ def _count(subrange: Entry) -> int | None:
 
 def _is_passed_by_address(entry: Entry, depth: int) -> bool:
     """
-    Return whether C++ functions receive an object of the class ``entry`` by its address instead of its bytes.
+    Return True if C++ functions receive an object of the class ``entry`` by its address instead of its bytes.
 
     Some compilers record this. Otherwise it applies to a class with its own destructor, copy or move constructor,
     virtual function or virtual base. It also applies to a class with a base or member of such a class (Itanium C++ ABI,
@@ -437,7 +437,7 @@ def returned_value(type_: CType, machine: Machine, *, is_x86: bool) -> ModuleVar
     """
     Return the return value of a function; raise ``NotKnownError`` if its place is not known.
 
-    It is known for all types on x86, for scalar ones of at most a word on other processors.
+    It is known for all types on x86, and for scalar types of at most a word on other processors.
     """
     if not is_x86 and (not is_scalar(type_) or (size_of(type_) or 0) > machine.word.size):
         raise NotKnownError(f"where a function returns '{type_}' is known of x86 only")

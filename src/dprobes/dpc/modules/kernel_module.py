@@ -1,4 +1,4 @@
-"""The types of a kernel's BTF as C types; the members of structures are read at the first request."""
+"""Types of a kernel's BTF as C types. The members of structures are read when they are first needed."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ _MACHINE = Machine(_LONG, "little", {}, lambda _address: None, lambda _address: 
 
 
 class BtfModule:
-    """The running kernel or one of its modules, whose names and types are those of its BTF."""
+    """Running kernel or one of its modules, with the names and types of its BTF."""
 
     def __init__(self, btf: Callable[[], Btf | None]) -> None:
         """Read the types with ``btf`` at the first request; it returns None if the kernel exposes none."""
@@ -263,9 +263,9 @@ class BtfModule:
         """
         Return the names that BTF has for a probe's code: parameters and return value of ``place``, variables and types.
 
-        Only a function's name has parameters: at its first instruction or, ``at_return``, at its return. For another
-        place, and for None, there are only variables and types. BTF describes functions of several files with one name,
-        ``FILE:NAME`` or ``NAME,NUMBER``, only if their parameters are the same.
+        Only the name of a function has parameters: at its first instruction or, with ``at_return``, at its return.
+        Another place, and None, have only variables and types. If functions of several files have one name,
+        ``FILE:NAME`` or ``NAME,NUMBER``, BTF describes them only if their parameters are the same.
         """
         name = None if place is None else place.strip('"').rpartition(":")[2].partition(",")[0]
         function = name if name is not None and name.isidentifier() else None
@@ -343,7 +343,11 @@ class BtfNames:
         return _TypesNear(types, types.reached_from([number for _, number in signature[0]] + [signature[1]]))
 
     def returned(self) -> ModuleVariable | None:
-        """Return the function's return value, None if it is unknown; raise ``NotKnownError`` if it returns nothing."""
+        """
+        Return the function's return value, or None if it is unknown.
+
+        Raise ``NotKnownError`` if it returns nothing.
+        """
         signature, types = self._signature, self._module.types
         if signature is None or types is None:
             return None
@@ -444,7 +448,7 @@ class KernelModule:
 
     @property
     def types(self) -> NamedTypes | None:
-        """The types: BTF, or debug information for a kernel without BTF; None without either."""
+        """Types from BTF, or from debug information for a kernel without BTF, or None without either."""
         if self._btf.types is not None:
             return self._btf.types
         return None if self.debug is None else self.debug.types
@@ -503,7 +507,7 @@ class EventTypes:
 
 
 class KernelNames:
-    """The names of the kernel at a place (``PlaceNames``); those of ``btf``, for entries and returns, come first."""
+    """Names of the kernel at a place (``PlaceNames``). Those of ``btf``, for entries and returns, come first."""
 
     def __init__(self, module: KernelModule, btf: BtfNames, place: str | None, *, at_return: bool) -> None:
         self._module = module

@@ -75,15 +75,15 @@ class LateNames:
         return None if self._names is None else self._names.parameter(number, type_)
 
     def find(self, name: str) -> ModuleVariable | None:
-        """Return the variable or parameter of this name; None if it is not known."""
+        """Return the variable or parameter with a name, or None if it is not known."""
         return None if self._names is None else self._names.find(name)
 
     def cause(self, name: str) -> str | None:
         """
         Return a hint for an unknown name: the reason, and a declaration to write, or None outside of code.
 
-        For a module without debug information, the hint is that its debug file is of another build; None without such a
-        file.
+        For a module without debug information, the hint names the debug file of another build, or is None without such
+        a file.
         """
         from dprobes.dpc.modules.debug_names import ProbeNames
 
@@ -131,9 +131,10 @@ class DescribedModule(DebugModule):
 
     def names_at(self, place: str | None, *, at_return: bool) -> LateNames:
         """
-        Return the names that a probe's code at ``place`` may use; only variables and types of the module if it is None.
+        Return the names that a probe's code at ``place`` may use.
 
-        With ``at_return``, the place is a function of which the return is probed.
+        If it is None, return variables and types of the module. With ``at_return``, the place is a function of which
+        the return is probed.
         """
         return LateNames(self, place, at_return=at_return)
 

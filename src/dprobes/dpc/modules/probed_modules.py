@@ -52,7 +52,7 @@ class ProbedModules:
     @property
     def first(self) -> ProbedModule | None:
         """
-        The module whose types a program may name: the first probed one, or the kernel for samplers of all code.
+        Module whose types a program may name: the first probed one, or the kernel for samplers of all code.
 
         It is None if the program probes no module.
         """
@@ -99,9 +99,9 @@ class ProbedModules:
 
 class ModuleFiles:
     """
-    The files of modules by their names.
+    Files of modules by their names.
 
-    ``pid`` and ``command`` are searched for modules; ``symbols`` is a file with symbols (``--sym``). The files
+    Modules are searched for in ``pid`` and ``command``. ``symbols`` is a file with symbols (``--sym``). The files
     ``named`` take precedence. ``kernel_types`` returns the types of a kernel other than the running one.
     """
 
@@ -142,7 +142,7 @@ class ModuleFiles:
         return self._file_of(module) is not None
 
     def word_size_of(self, module: str) -> int:
-        """Return the word size of a module in bytes; that of the process or command if the module has no file."""
+        """Return the word size of a module in bytes, or that of the process or command if the module has no file."""
         from dprobes.target.module_lookup import usual_architecture
 
         elf = self._file_of(module)
@@ -209,7 +209,7 @@ class ModuleFiles:
 
 
 def _module_btf(name: str) -> Btf | None:
-    """Return the types of a loaded module and of the kernel; those of the kernel alone if the module exposes none."""
+    """Return the types of a loaded module and of the kernel, or of the kernel alone if the module exposes none."""
     from pathlib import Path
 
     from dprobes.errors import FormatError

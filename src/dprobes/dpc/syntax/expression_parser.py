@@ -141,7 +141,7 @@ def _checked_value(cursor: Cursor, token: Token) -> str:
 
 
 def number_of(cursor: Cursor, token: Token) -> syntax_tree.Number:
-    """Return the number of a token; report one that is not a number."""
+    """Return the number of a token, or report that the token is not a number."""
     span = cursor.tokens.span(token)
     if token.kind is TokenKind.CHARACTER:
         return syntax_tree.Number(ord(_checked_value(cursor, token)), "char", is_decimal=True, span=span)

@@ -57,7 +57,7 @@ _MORE_OF_PATH = re.compile(r"(?P<more>(?:[^\s\":]|::)+):(?!:)(?P<place>[^\"]*[A-
 """The rest of an unquoted path with a second colon, from its first colon on; not a line of a source file."""
 _SOURCE_FILE = re.compile(r".+\.[A-Za-z+]{1,4}")
 _POINT_OF_OTHERS = re.compile(r"[ \t]+(?P<point>begin|end|[^\s{;=,:.]*[:.][^\s{;=]*)\s*(?:\{|when\b|if\b|/|\Z)")
-"""A place of another tracer after a word; its punctuation distinguishes it from a declared name after a type."""
+"""Place of another tracer after a word. Its punctuation distinguishes it from a declared name after a type."""
 _ATTRIBUTE = re.compile(r"(?P<name>\w+)\s*[=:]?\s*(?P<value>[0-9]\w*|\"[^\"]*\")?")
 _RATE_DIGITS_MAX = 20
 _FREQUENCY = re.compile(r"([0-9]+)hz\Z", re.IGNORECASE)

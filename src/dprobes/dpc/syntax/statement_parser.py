@@ -114,7 +114,7 @@ class DeclarationParser:
         return syntax_tree.Parameter(declarator.name, type_, cursor.span_from(first))
 
     def _own_name(self) -> str:
-        """Consume the name of a declaration; report a name with scopes, because only the module has such names."""
+        """Consume the name of a declaration. Report a name with scopes, because only the module has such names."""
         name = self._cursor.take()
         if "::" in name.text:
             message = f"'{name.text}' is a name of the module, and cannot be declared"
@@ -122,7 +122,7 @@ class DeclarationParser:
         return name.text
 
     def parameters(self) -> tuple[syntax_tree.Parameter, ...]:
-        """Parse parameters up to the closing parenthesis; ``void`` alone stands for none."""
+        """Parse parameters up to the closing parenthesis. ``void`` alone means no parameters."""
         cursor = self._cursor
         if cursor.accept(")"):
             return ()
@@ -161,7 +161,7 @@ class DeclarationParser:
         return syntax_tree.Declaration(storage, specifier, tuple(declarators), span)
 
     def specifier(self, storages: list[Token] | None = None) -> syntax_tree.Specifier:
-        """Parse the beginning of a declaration; a list ``storages`` collects storage words such as ``static``."""
+        """Parse the beginning of a declaration. A list ``storages`` collects storage words such as ``static``."""
         cursor = self._cursor
         while self._is_beside(storages):
             pass
@@ -339,9 +339,10 @@ class StatementParser:
 
     def _end(self, what: str, statement: syntax_tree.Expression | None = None) -> None:
         """
-        Consume the semicolon after a statement, which ``what`` names in the error; the last one of a block may omit it.
+        Consume the semicolon after a statement, which is optional for the last statement of a block.
 
-        ``statement`` is the expression before it, for a hint about a construct of another language.
+        ``what`` is the name of the statement in the error. ``statement`` is the expression before the semicolon, for a
+        hint about a construct of another language.
         """
         if not self._cursor.sees("}", ";"):
             message = f"expected ';' after {what}, found {self._cursor.peek().described}"

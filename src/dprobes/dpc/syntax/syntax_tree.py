@@ -95,7 +95,7 @@ class Unary(Node):
 
 
 class Increment(Node):
-    """``++`` or ``--``; with ``is_postfix``, its value is the previous one."""
+    """``++`` or ``--``. With ``is_postfix``, its value is the previous one."""
 
     amount: int
     operand: Expression
@@ -206,10 +206,10 @@ class EnumeratorSyntax(Node):
 
 class Specifier(Node):
     """
-    The beginning of a declaration: ``words`` (``unsigned long``, a name of ``typedef``), or a tagged type.
+    Beginning of a declaration: ``words`` (``unsigned long``, a name of ``typedef``), or a tagged type.
 
-    ``kind`` is ``struct``, ``union`` or ``enum`` for a tagged type, else empty; ``members`` and ``enumerators`` are
-    None if the type is only named.
+    ``kind`` is ``struct``, ``union`` or ``enum`` for a tagged type, otherwise empty. ``members`` and ``enumerators``
+    are None if the type is only named.
     """
 
     words: tuple[str, ...]
@@ -221,7 +221,7 @@ class Specifier(Node):
 
 
 class Declarator(Node):
-    """A declarator: stars, name, dimensions (None for an omitted one); ``bits`` is the width of a bit field."""
+    """Declarator: stars, name, and dimensions (None for an omitted one). ``bits`` is the width of a bit field."""
 
     name: str
     pointers: int
@@ -303,7 +303,7 @@ class DoWhile(Node):
 
 
 class For(Node):
-    """A loop ``for (first; condition; step) body``; each of the three parts may be None."""
+    """Loop ``for (first; condition; step) body``. Each of the three parts may be None."""
 
     first: Declaration | ExpressionStatement | None
     condition: Expression | None
@@ -389,11 +389,11 @@ class Parameter(Node):
 
 class Point(Node):
     """
-    A probepoint: a place to probe.
+    Probepoint: a place to probe.
 
-    ``module`` is empty if the program or the command line sets it; ``place`` is the text after the module's colon.
-    ``number`` is the frequency of a sampler in hertz; if ``place`` is the name of a performance counter, it is the
-    number of the counter's events from one sample to the next. ``access`` are the accesses that a watchpoint detects,
+    ``module`` is empty if the program or the command line sets it. ``place`` is the text after the module's colon.
+    ``number`` is the frequency of a sampler in hertz. If ``place`` is the name of a performance counter, it is the
+    number of the counter's events from one sample to the next. ``access`` has the accesses that a watchpoint detects,
     as in RPN. ``parameters`` is None without parentheses.
     """
 
@@ -463,7 +463,7 @@ class Function(Node):
 
 
 class ProgramTree(Node):
-    """A whole program; ``module`` and ``attributes`` are those of its ``module`` statement."""
+    """Whole program. ``module`` and ``attributes`` are those of its ``module`` statement."""
 
     module: str = ""
     attributes: tuple[Attribute, ...] = ()

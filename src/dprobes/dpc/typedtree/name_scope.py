@@ -1,4 +1,4 @@
-"""The meaning of names: nested blocks, the program around them, and names that every probe has."""
+"""Meaning of names: nested blocks, the program around them, and names that every probe has."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class NotKnownError(Exception):
 
 
 class Part(NamedTuple):
-    """``size`` bytes of a variable from ``offset`` on: the low bytes of ``value``, None if they are optimized out."""
+    """``size`` bytes of a variable from ``offset`` on: the low bytes of ``value``, which is None if optimized out."""
 
     offset: int
     size: int
@@ -72,10 +72,10 @@ class SlotName(NamedTuple):
 
 class Named(NamedTuple):
     """
-    A parameter of a probe.
+    Parameter of a probe.
 
-    ``ordinal`` is its position in the function's parameters; ``argument`` is its position among the registers for
-    integer arguments, None if it is in none. With ``is_declared``, the program states its type.
+    ``ordinal`` is its position in the function's parameters. ``argument`` is its position among the registers for
+    integer arguments, or None if it is in no register. With ``is_declared``, the program states its type.
     """
 
     ordinal: int
@@ -87,7 +87,7 @@ class Named(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ProgramVariable:
-    """A variable that outlives the hit: ``count`` cells from ``first`` on; ``type`` is the type of an element."""
+    """Variable that outlives the hit: ``count`` cells from ``first`` on. ``type`` is the type of an element."""
 
     kind: VariableKind
     first: int
@@ -129,16 +129,17 @@ class FunctionSignature(NamedTuple):
 
 class Surroundings(NamedTuple):
     """
-    The context of an expression.
+    Context of an expression.
 
-    With ``at_return``, arguments have their values at the entry of the call. ``is_traced`` means a tracepoint or system
-    call, which has named fields; ``is_usdt`` means a USDT probe, which has its own arguments. ``watched`` is the
-    watched object of a watchpoint, and ``line`` the source line of the probe. ``allow_write`` allows assignments to the
-    target. In a function of the program (``is_function``) and in a block of the tool (``is_tool``), there is no hit.
-    ``names`` are the names of the place in ``module``, which is empty if it is not known. ``given`` has the types of
-    the fields of a tracepoint, or of the arguments of a USDT probe. ``kernel`` is set if a hit may be in the kernel.
-    With ``is_entry_known``, the probe's condition guarantees that the entry of the call was seen. ``has_return`` is
-    True if there is a call, so that ``return`` may precede the place.
+    * With ``at_return``, arguments have their values at the entry of the call. With ``is_entry_known``, the probe's
+      condition guarantees that the entry of the call was seen. ``has_return`` is True if there is a call, so that
+      ``return`` may precede the place.
+    * ``is_traced`` means a tracepoint or system call, which has named fields. ``is_usdt`` means a USDT probe, which has
+      its own arguments. ``given`` has the types of these fields or arguments.
+    * ``watched`` is the watched object of a watchpoint, and ``line`` the source line of the probe.
+    * ``allow_write`` allows assignments to the target. ``kernel`` is set if a hit may be in the kernel.
+    * In a function of the program (``is_function``) and in a block of the tool (``is_tool``), there is no hit.
+    * ``names`` has the names of the place in ``module``, which is empty if it is not known.
     """
 
     at_return: bool = False
@@ -177,7 +178,7 @@ class NamedTypes(Protocol):
     """The types of a module by name; ``TargetError`` is raised for an ambiguous name or malformed description."""
 
     def named(self, name: str) -> CType | None:
-        """Return the type with a plain name: a ``typedef``, or a class as in C++; None if there is none."""
+        """Return the ``typedef`` or C++ class with a plain name, or None if there is none."""
 
     def tagged(self, kind: str, tag: str) -> CType | None:
         """Return the structure, union or enumeration (``kind``) with a tag; None if there is none."""
@@ -194,14 +195,15 @@ class ProbedModule(Protocol):
 
     def names_at(self, place: str | None, *, at_return: bool) -> PlaceNames:
         """
-        Return the names that a probe's code at ``place`` may use; only variables and types of the module if it is None.
+        Return the names that a probe's code at ``place`` may use.
 
-        With ``at_return``, the place is a function of which the return is probed.
+        If it is None, return variables and types of the module. With ``at_return``, the place is a function of which
+        the return is probed.
         """
 
     def given_at(self, place: str, *, at_return: bool) -> GivenTypes:
         """
-        Return the types of the values that a place without code of its own gives: arguments of a USDT probe, or fields.
+        Return the types of the values that a place without code gives: arguments of a USDT probe, or fields.
 
         ``place`` is ``PROVIDER:NAME`` of a USDT probe, ``SUBSYSTEM:NAME`` of a tracepoint, or ``syscall:NAME``.
         """
@@ -211,10 +213,10 @@ class GivenTypes(Protocol):
     """The types of the arguments of a USDT probe by number, or of the fields of a kernel event."""
 
     was_asked: bool
-    """True if any type was looked up: the name may then have another type at another place."""
+    """True if any type was looked up. The name may then have another type at another place."""
 
     def type_of(self, name: str) -> CType | None:
-        """Return the C type of the field or argument of this name; None if it is not known, or is a machine word."""
+        """Return the C type of a field or argument, or None if it is not known, or is a machine word."""
 
 
 class TypeListener(Protocol):
@@ -229,7 +231,7 @@ class TypeListener(Protocol):
 
 
 class PlaceNames(Protocol):
-    """The names that code at a place may use, from debug information; ``TargetError`` is raised if it is malformed."""
+    """Names that code at a place may use, from debug information. If that is malformed, ``TargetError`` is raised."""
 
     @property
     def was_asked(self) -> bool:
@@ -276,9 +278,9 @@ class PlaceNames(Protocol):
 
     def member_of(self, scattered: Scattered, member: Member) -> Value | Scattered:
         """
-        Return a member of a structure that is at least partly in registers; a structure in it is returned as its parts.
+        Return a member of a structure that is at least partly in registers.
 
-        Raise ``NotKnownError`` if the member has no value.
+        A nested structure is returned as its parts. Raise ``NotKnownError`` if the member has no value.
         """
 
 
@@ -289,7 +291,7 @@ Meaning = Declared | TracedField | ModuleVariable
 
 
 class Scope:
-    """The names that are visible in a block of the program: its own, and those of the enclosing blocks."""
+    """Names that are visible in a block of the program: its own, and those of the enclosing blocks."""
 
     def __init__(self, outer: Scope | None = None) -> None:
         self._outer = outer

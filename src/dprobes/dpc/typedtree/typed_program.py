@@ -67,7 +67,11 @@ class Evaluate(Node):
 
 
 class Log(Node):
-    """A ``printf``: its logged items, and their template; ``number`` counts the ``printf`` of a handler from 1."""
+    """
+    ``printf`` statement: its logged items, and their template.
+
+    ``number`` counts the statements of a handler from 1.
+    """
 
     number: int
     items: tuple[Argument, ...]
@@ -121,7 +125,7 @@ class Quit(Node):
 
 
 class Select(Node):
-    """An ``if`` statement; ``otherwise`` is None without ``else``."""
+    """``if`` statement. ``otherwise`` is None without ``else``."""
 
     condition: Value
     then: Statement
@@ -130,7 +134,7 @@ class Select(Node):
 
 
 class Loop(Node):
-    """``while``, ``for`` and ``do``: ``do`` tests the condition after the body; ``step`` follows the body."""
+    """``while``, ``for`` or ``do``. ``do`` tests the condition after the body. ``step`` follows the body."""
 
     condition: Value | None
     step: Value | None
@@ -207,7 +211,11 @@ class Skip(Node):
 
 
 class TryCatch(Node):
-    """``try``: ``code`` and ``address`` store the exception, None if the ``catch`` names no variable."""
+    """
+    ``try`` statement.
+
+    ``code`` and ``address`` store the exception, or are None if the ``catch`` names no variable.
+    """
 
     body: Statement
     code: Local | None
@@ -251,7 +259,7 @@ _SEQUENCES_MAX = 64
 @dataclass(frozen=True, slots=True)
 class LogPaths:
     """
-    The sequences of ``printf`` in a handler: those at its ends, and those before each ``printf``.
+    Sequences of ``printf`` in a handler: those at its ends, and those before each ``printf``.
 
     ``logs`` is the number of ``printf`` statements in the handler. ``at`` maps the id of a statement to the sequences
     that may precede it. ``last`` has the sequences at the end of the handler's code, ``returns`` those at each
@@ -395,7 +403,7 @@ class TypedFunction(NamedTuple):
 
 
 class TypedProbe(NamedTuple):
-    """A typed probe with its sequences of ``printf``, for those of its points at which names have the same types."""
+    """Typed probe with its sequences of ``printf``, for those of its points at which names have the same types."""
 
     probe: syntax_tree.Probe
     at: tuple[syntax_tree.Point, ...]

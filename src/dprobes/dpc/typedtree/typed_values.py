@@ -1,8 +1,8 @@
 """
-The typed tree: a program with resolved names and explicit conversions.
+Typed tree: a program with resolved names and explicit conversions.
 
-Each value has a type and is one cell of the RPN stack with a number of that type. The number is sign-extended to the
-word if the type is signed, else zero-extended.
+Each value has a type and is one cell of the RPN stack with a number of that type. If the type is signed, the number is
+sign-extended to the word, otherwise zero-extended.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Register(Node):
 
 
 class System(Node):
-    """A system variable, ``name`` as in RPN: ``pid``, ``time``; ``is_certain`` as for registers."""
+    """System variable with its name in RPN, such as ``pid`` or ``time``. ``is_certain`` is as for registers."""
 
     name: str
     type: CType
@@ -138,7 +138,7 @@ Place = Register | Local | Variable | Memory | BitField
 
 
 class Arithmetic(Node):
-    """An operation on two values of its type; the right operand of a shift may have another type."""
+    """Operation on two values of its type. The right operand of a shift may have another type."""
 
     operator: str
     left: Value
@@ -155,7 +155,7 @@ class Negation(Node):
 
 
 class Comparison(Node):
-    """A comparison of two values of one type by ``==``, ``<`` or ``<=``; the result is 0 or 1."""
+    """Comparison of two values of one type by ``==``, ``<`` or ``<=``. The result is 0 or 1."""
 
     operator: str
     left: Value
@@ -195,7 +195,7 @@ class Convert(Node):
 
 
 class Assign(Node):
-    """An assignment; its value is that of the target afterwards."""
+    """Assignment. Its value is the value of the target afterwards."""
 
     target: Place
     value: Value
@@ -203,7 +203,7 @@ class Assign(Node):
 
 
 class Step(Node):
-    """``++`` and ``--``: ``amount`` is added; with ``is_postfix``, the value is the previous one."""
+    """``++`` or ``--``: ``amount`` is added. With ``is_postfix``, the value is the previous one."""
 
     target: Place
     amount: int
@@ -221,7 +221,7 @@ class Choice(Node):
 
 
 class Sequence(Node):
-    """The comma operator, ``left, right``; its value is that of ``right``."""
+    """Comma operator, ``left, right``. Its value is the value of ``right``."""
 
     left: Value
     right: Value

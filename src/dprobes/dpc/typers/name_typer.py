@@ -77,7 +77,7 @@ _RETURNED = "ret"
 
 
 class NameTyper:
-    """A typer of the names in a handler or function; ``values`` types the expressions that contain them."""
+    """Typer of the names in a handler or function. ``values`` types the expressions that contain them."""
 
     def __init__(self, values: PlaceTyper, functions: Mapping[str, FunctionSignature], where: Surroundings) -> None:
         self._values = values
@@ -174,7 +174,11 @@ class NameTyper:
         )
 
     def part(self, access: syntax_tree.MemberAccess) -> ModuleVariable | None:
-        """Return a member of a structure that is not in memory, such as one in registers; None if it is in memory."""
+        """
+        Return a member of a structure that is not in memory, such as one in registers.
+
+        Return None if it is in memory.
+        """
         match access.base:
             case syntax_tree.Name() as base:
                 found = self._variable(self.meaning(base), base.span)
@@ -199,7 +203,7 @@ class NameTyper:
         """
         Return the result of ``question``, a look-up of ``name`` in debug information.
 
-        Report its ``NotKnownError`` or ``TargetError`` at ``span``, and raise ``TypingError``.
+        If it raises ``NotKnownError`` or ``TargetError``, report this error at ``span``, and raise ``TypingError``.
         """
         try:
             return question()
@@ -299,7 +303,11 @@ class NameTyper:
         return self._values.wrong(name.span, f"'{plain}' is not defined", hint)
 
     def _argument_hint(self, name: str) -> str | None:
-        """Return a hint for an argument whose number is too high: its place in memory, or None for another name."""
+        """
+        Return a hint for an argument whose number is too high, about its place in memory.
+
+        Return None for another name.
+        """
         match = re.fullmatch(r"arg([0-9]{1,2})", name)
         if match is None or not self._where.has_hit or self._where.is_traced:
             return None
@@ -675,7 +683,7 @@ class CallTyper:
         return typed_values.NetworkAddress(place, size, Network())
 
     def _swapped(self, expression: syntax_tree.Expression, *, bits: int | None) -> Value:
-        """Return a number with its bytes in reverse order; ``bits`` is the width, None for that of its type."""
+        """Return a number with its bytes in reverse order. ``bits`` is the width, or None for the width of its type."""
         value = self._values.value(expression)
         size = size_of(value.type) if bits is None else bits // 8
         if not isinstance(value.type, Integer | Enumeration) or size is None:
@@ -699,7 +707,7 @@ class CallTyper:
         return self._values.converted(self._values.value(pointer), self._values.types.word, pointer.span)
 
     def _number(self, expression: syntax_tree.Expression, most: int, what: str) -> int:
-        """Return the number of a constant expression; report one that is not from 1 to ``most``."""
+        """Return the number of a constant expression. Report an error if it is not from 1 to ``most``."""
         number = self._values.constant(expression)
         if number is None:
             raise TypingError

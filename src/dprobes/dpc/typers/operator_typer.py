@@ -176,9 +176,9 @@ class OperatorTyper:
 
     def in_cells(self, value: Value) -> Value:
         """
-        Return a value with which operators can calculate; only bit fields change.
+        Return a value with which operators can calculate. Only bit fields change.
 
-        A bit field of 64 bits or in a 64-bit unit becomes a load and shifts in 32-bit programs.
+        In 32-bit programs, a bit field of 64 bits or in a 64-bit unit becomes a load and shifts.
         """
         if not isinstance(value, typed_values.BitField) or not self.is_wide_field(value):
             return value
@@ -274,7 +274,7 @@ class ExpressionTyper(Protocol):
         """Return the number of a constant expression; report any other expression, and return None."""
 
     def kept(self, access: syntax_tree.TableAccess) -> Kept | None:
-        """Return the string or call stack that ``@table[keys]`` stands for; None if the table has numbers as values."""
+        """Return the string or call stack that ``@table[keys]`` denotes, or None if the table has numbers as values."""
 
     def type_of(self, expression: syntax_tree.Expression) -> CType:
         """Return the type of an expression, before an array becomes the address of its first element."""
@@ -283,14 +283,15 @@ class ExpressionTyper(Protocol):
         """
         Return the value of a condition, a number or a pointer; raise ``TypingError`` for other values.
 
-        For ``@table[key]`` of a table of strings or call stacks it is 1 if the table has a value for the key, else 0.
+        For ``@table[key]`` of a table of strings or call stacks, it is 1 if the table has a value for the key,
+        otherwise 0.
         """
 
     def kept_once(self, value: Value) -> tuple[Value | None, Value]:
         """
-        Return (first, again) for a value that is needed twice: ``first`` is to be computed once, None if not needed.
+        Return (first, again) for a value that is needed twice. ``first`` must be computed once, unless it is None.
 
-        ``again`` has no side effects: a constant, or the variable to which ``first`` assigns the value.
+        ``again`` has no side effects: it is a constant, or the variable to which ``first`` assigns the value.
         """
 
     def converted(self, value: Value, type_: CType, span: Span) -> Value:

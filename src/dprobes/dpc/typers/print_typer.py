@@ -1,4 +1,4 @@
-"""Typing of ``printf``: the logged items, and the template that shows them."""
+"""Typing of ``printf``: the logged items, and the template that prints them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _OF_THEIR_ARGUMENT = ("str", "mem", "sym")
 
 
 def field_name(expression: syntax_tree.Expression) -> str:
-    """Return the name of an expression's field in records, a C identifier: that of its variable, member or function."""
+    """Return the name of an expression's field in records, a C identifier, from its variable, member or function."""
     name = re.sub(r"[^A-Za-z0-9_]", "_", _name(expression))  # compilers name members ``_vptr.B`` and ``$t0``
     return (f"_{name}" if name[:1].isdigit() else name)[:NAME_MAX] or _UNNAMED
 
@@ -110,7 +110,7 @@ class PrintTyper:
         """
         Return the ``printf`` statement for a call, with its items and template; raise ``TypingError`` for errors.
 
-        ``number`` is that of the ``printf`` in its handler, from 1.
+        ``number`` is the number of the ``printf`` in its handler, from 1.
         """
         if not call.arguments or not isinstance(format_ := call.arguments[0], syntax_tree.StringLiteral):
             message = "'printf' takes a format in quotes, then what it prints"
@@ -205,7 +205,7 @@ class PrintTyper:
         return typed_values.Bytes(address, typed_values.Constant(size, UNSIGNED), Array(type_.element, first.shown))
 
     def _form(self, item: typed_values.Argument) -> Form:
-        """Return the form in which an argument is logged; a number of two cells is an item of its bytes."""
+        """Return the form in which an argument is logged. A number of two cells is an item of its bytes."""
         form = Form.RAW if self._is_tool else form_of(item)
         return Form.BYTES if form is Form.WORD and self._values.operators.is_wide(item.type) else form
 
@@ -292,7 +292,7 @@ class PrintTyper:
 
 
 def _as_c_takes_it(value: Value, conversion: Conversion) -> Value:
-    """Return a number as C's ``printf`` would take it for a conversion: truncated for ``%hhd``, unsigned for ``%u``."""
+    """Convert a number as C's ``printf`` does for a conversion: truncate for ``%hhd``, make unsigned for ``%u``."""
     if not isinstance(value.type, Integer | Enumeration):
         return value
     letter = conversion.letter
@@ -341,7 +341,7 @@ def _laid_out(text: str, conversion: Conversion) -> str:
 
 
 def _is_place(expression: syntax_tree.Expression) -> bool:
-    """Return whether an expression is a code address that ``%s`` prints as a name: ``func``, ``probe``, ``sym(x)``."""
+    """Return True if an expression is a code address that ``%s`` prints as a name: ``func``, ``probe``, ``sym(x)``."""
     match expression:
         case syntax_tree.Name("func" | "probe") | syntax_tree.Call("sym"):
             return True

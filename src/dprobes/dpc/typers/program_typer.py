@@ -317,7 +317,7 @@ class ProgramTyper:
         return TypedProbe(probe, (point,), condition, body, values.slots, paths)
 
     def block(self, block: syntax_tree.ToolBlock) -> TypedBlock:
-        """Return a block of the tool with its types; the first use of a table, here or in a probe, decides its kind."""
+        """Return a block of the tool with its types. The first use of a table, here or in a probe, decides its kind."""
         where = Surroundings(is_tool=True)
         scope = Scope(self._scope)
         values = self._values(scope, where)

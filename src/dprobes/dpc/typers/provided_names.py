@@ -23,7 +23,7 @@ __all__ = [
 
 class ProvidedName(NamedTuple):
     """
-    A name that every probe has.
+    Name that every probe has.
 
     Either ``pushed`` is the operand of ``push``, or ``register`` is a register; a string has neither. ``type`` is None
     for a word. With ``in_functions``, functions of the program have the name, too.

@@ -34,9 +34,9 @@ _ENDS = {
 
 class StatementTyper:
     """
-    A typer of the statements of a handler, function or block.
+    Typer of the statements of a handler, function or block.
 
-    ``result`` is the function's return type, None elsewhere; ``logs`` counts the ``printf`` statements so far.
+    ``result`` is the function's return type, or None elsewhere. ``logs`` counts the ``printf`` statements so far.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class StatementTyper:
         assert_never(statement)
 
     def _test(self, condition: syntax_tree.Expression) -> typed_values.Value | None:
-        """Return a condition; None after a reported error, so that errors in dependent statements are reported, too."""
+        """Return a condition, or None after a reported error, so that errors in dependent statements are found, too."""
         self._warn_of_assignment(condition)
         try:
             return self._values.condition(condition)

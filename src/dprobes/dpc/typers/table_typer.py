@@ -47,14 +47,14 @@ SIGNED, _UNSIGNED = "signed", "word"
 """Kinds of a one-word key field, signed and unsigned."""
 
 _BOUNDS = "lhist"
-"""Kind with bounds, which only typing evaluates: such a table must be written before it is read."""
+"""Kind with bounds, which only typing evaluates. So such a table must be written before it is read."""
 
 
 def values_written(program: ProgramTree, kinds: frozenset[str]) -> dict[str, str]:
     """
     Return the kind of each table whose first write shows it, by the table's name.
 
-    ``kinds`` are the names of the aggregations; a table with bounds (``lhist``) is not included.
+    ``kinds`` has the names of the aggregations. A table with bounds (``lhist``) is not included.
     """
     found: dict[str, str] = {}
     bodies = [probe.body for probe in program.probes]
@@ -88,7 +88,7 @@ def _kind(value: syntax_tree.Expression, kinds: frozenset[str]) -> str:
 
 def durations(program: ProgramTree) -> frozenset[str]:
     """
-    Return the variables, and the tables as ``@NAME``, all of whose values are durations in nanoseconds.
+    Return the variables, and the tables as ``@NAME``, whose values are all durations in nanoseconds.
 
     Durations are ``elapsed``, CPU time, the difference of ``nsecs`` and another time, and sums, differences, choices
     and casts of durations. Numbers are ignored.
@@ -204,7 +204,7 @@ def _room_for(value: syntax_tree.Expression) -> int:
 
 
 def word_kind(type_: Integer | Enumeration, known: str) -> str:
-    """Return the kind of a one-word key field: that of the table's first use, else by the sign of its type."""
+    """Return the kind of a one-word key field: the kind of the table's first use, or else by the sign of its type."""
     if known in (_UNSIGNED, SIGNED):
         return known
     return SIGNED if (type_.base if isinstance(type_, Enumeration) else type_).is_signed else _UNSIGNED
@@ -238,7 +238,7 @@ _SUMS = {"+": 1, "-": -1}
 
 class KeyedTable(NamedTuple):
     """
-    A table: its name in RPN, the kind of its values, and its key fields, as in the statement ``table =``.
+    Table: its name in RPN, the kind of its values, and its key fields, as in the statement ``table =``.
 
     ``value`` is the kind of value unless it is a word: a 64-bit number, a string, a call stack.
     """
@@ -339,9 +339,8 @@ class Tables:
         """
         Return the table ``name``, which its first use creates.
 
-        Report a use whose values or keys do not match the first.
-
-        ``kept`` are the values and ``keys`` the kinds of the key fields of this use, which is at ``span``.
+        Report a use whose values or keys do not match the first. ``kept`` describes the values and ``keys`` the kinds
+        of the key fields of this use, which is at ``span``.
         """
         if name.startswith("__"):
             self._diagnostics.error(span, f"'@{name}' is not a name for a table: '__' begins those of dprobes")
@@ -378,7 +377,7 @@ def _with_room(
 
 
 class Kept(NamedTuple):
-    """The kind of values that one use of a table stores, and their type if they are not words, as in ``KeyedTable``."""
+    """Kind of values that one use of a table stores, and their type if they are not words, as in ``KeyedTable``."""
 
     kind: str
     value: str = ""
@@ -404,7 +403,7 @@ class TableTyper:
         self, target: syntax_tree.TableAccess, operator: str, value: syntax_tree.Expression
     ) -> typed_program.Tally:
         """
-        Return the statement ``@name[keys] = value``; ``operator`` is that before ``=``, or empty.
+        Return the statement ``@name[keys] = value``. ``operator`` is the operator before ``=``, or empty.
 
         ``value`` may be a call of an aggregation such as ``hist(x)``.
         """
@@ -437,7 +436,7 @@ class TableTyper:
         return typed_program.Untally(target.name or UNNAMED, keys, target.span)
 
     def value(self, access: syntax_tree.TableAccess) -> Value:
-        """Return the number that ``@name[keys]`` stands for; report a table of strings or call stacks."""
+        """Return the number that ``@name[keys]`` denotes, or report that it is a table of strings or call stacks."""
         if (kept := self.kept(access)) is not None:
             raise self._values.wrong(
                 access.span,
@@ -449,7 +448,7 @@ class TableTyper:
         return typed_values.TableValue(access.name or UNNAMED, keys, self._number_type(known.value))
 
     def kept(self, access: syntax_tree.TableAccess) -> typed_values.Kept | None:
-        """Return the string or call stack that ``@table[keys]`` stands for; None if the table has numbers as values."""
+        """Return the string or call stack that ``@table[keys]`` denotes, or None if the table has numbers as values."""
         known = self._tables.find(access.name)
         key = known.kept if known is not None else self._tables.written_key(access.name)
         if key is None:
@@ -570,7 +569,11 @@ class TableTyper:
         raise self._values.wrong(key.span, f"'{value.type}' is not a key")
 
     def _object(self, key: syntax_tree.Expression) -> typed_values.Text | typed_values.Bytes | None:
-        """Return the string in a character array, or the bytes of another array or a structure; None for others."""
+        """
+        Return the string in a character array, or the bytes of another array or a structure.
+
+        Return None for other values.
+        """
         if not isinstance(key, syntax_tree.Name | syntax_tree.MemberAccess | syntax_tree.Index | syntax_tree.Unary):
             return None
         if isinstance(key, syntax_tree.Unary) and key.operator != "*":
@@ -587,7 +590,7 @@ class TableTyper:
         return typed_values.Bytes(whole, typed_values.Constant(size_of(type_) or 0, UNSIGNED), Array(CHAR, None))
 
     def _byte_count(self, value: typed_values.Bytes, span: Span) -> int:
-        """Return the size in bytes of a key field; report one that is not constant, or out of range."""
+        """Return the size in bytes of a key field. Report an error if it is not constant, or out of range."""
         match value.size:
             case typed_values.Constant(count) if 1 <= count <= STRING_SIZE_MAX:
                 return count

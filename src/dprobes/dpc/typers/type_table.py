@@ -1,4 +1,4 @@
-"""The types that a probe program names: words, tags, names of ``typedef``, pointers and arrays."""
+"""Types that a probe program names: words, tags, names of ``typedef``, pointers and arrays."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class TypeTable:
         return table
 
     def tell_module(self, module: ProbedModule) -> None:
-        """Register the program's structures with a module; they take precedence over those of its debug information."""
+        """Register the program's structures with a module. They take precedence over those of its debug information."""
         module.declared = self._declared_record
 
     @property
@@ -202,7 +202,7 @@ class TypeTable:
         return None if known is None else self.pointer_to(known)
 
     def _declared_record(self, kind: str, tag: str) -> Record | None:
-        """Return a structure or union whose members the program has defined; None if it has not."""
+        """Return a structure or union whose members the program has defined, or None if it has not."""
         found = self._of_program.get((kind, tag))
         return found if found is not None and found.is_defined else None
 
@@ -211,7 +211,7 @@ class TypeTable:
         return self._named(name) or self._of_module("", name, span)
 
     def _of_module(self, kind: str, name: str, span: Span) -> CType | None:
-        """Return a type of the module by its name, or by ``struct``, ``union`` or ``enum`` and its tag; else None."""
+        """Return a type of the module by its name, or by ``struct``, ``union`` or ``enum`` and its tag, or None."""
         try:
             return self._looked_up(kind, name)
         except TargetError as error:

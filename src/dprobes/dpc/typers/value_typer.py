@@ -99,14 +99,15 @@ class ValueTyper:
         return self.operators.in_cells(value)
 
     def kept(self, access: syntax_tree.TableAccess) -> typed_values.Kept | None:
-        """Return the string or call stack that ``@table[keys]`` stands for; None if the table has numbers as values."""
+        """Return the string or call stack that ``@table[keys]`` denotes, or None if the table has numbers as values."""
         return self.tables.kept(access)
 
     def condition(self, expression: syntax_tree.Expression) -> Value:
         """
         Return the value of a condition, a number or a pointer; raise ``TypingError`` for other values.
 
-        For ``@table[key]`` of a table of strings or call stacks it is 1 if the table has a value for the key, else 0.
+        For ``@table[key]`` of a table of strings or call stacks, it is 1 if the table has a value for the key,
+        otherwise 0.
         """
         if isinstance(expression, syntax_tree.TableAccess) and (kept := self.kept(expression)) is not None:
             return typed_values.Not(typed_values.KeptTest(kept, "", is_prefix=False, type=INT), INT)
@@ -436,9 +437,9 @@ class ValueTyper:
 
     def kept_once(self, value: Value) -> tuple[Value | None, Value]:
         """
-        Return (first, again) for a value that is needed twice: ``first`` is to be computed once, None if not needed.
+        Return (first, again) for a value that is needed twice. ``first`` must be computed once, unless it is None.
 
-        ``again`` has no side effects: a constant, or the variable to which ``first`` assigns the value.
+        ``again`` has no side effects: it is a constant, or the variable to which ``first`` assigns the value.
         """
         if isinstance(value, typed_values.Constant | typed_values.Local):
             return None, value
@@ -504,5 +505,5 @@ def _is_copy_of_cpu(expression: syntax_tree.Expression) -> bool:
 
 
 def _behind(first: Value | None, value: Value) -> Value:
-    """Return the expression ``first, value``; ``value`` itself if ``first`` is None."""
+    """Return the expression ``first, value``, or ``value`` itself if ``first`` is None."""
     return value if first is None else typed_values.Sequence(first, value, value.type)

@@ -1,1 +1,1 @@
-"""The types of C, the output formats of their values, and the places where functions pass them."""
+"""Types of C, the output formats of their values, and the places where functions pass them."""

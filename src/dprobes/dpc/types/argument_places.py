@@ -1,5 +1,5 @@
 """
-The places of a function's arguments at its entry, and of its result at the return, by their types.
+Places of a function's arguments at its entry, and of its result at the return, by their types.
 
 Rules: System V ABI, AMD64 Architecture Processor Supplement, 3.2.3 "Parameter Passing"; Intel386 Architecture Processor
 Supplement, 2.2.3; Go's ABIInternal (cmd/compile/abi-internal.md).
@@ -43,10 +43,10 @@ _GO_VECTORS = 15
 
 class ArgumentPlace(NamedTuple):
     """
-    An argument at the entry: in ``registers`` of 8 bytes each, or ``offset`` bytes above the stack pointer.
+    Argument at the entry: in ``registers`` of 8 bytes each, or ``offset`` bytes above the stack pointer.
 
     Registers are ``arg0`` to ``arg5``, and ``xmm0`` to ``xmm7`` for floating-point numbers. With ``is_address``, the
-    place holds the address of the argument.
+    place contains the address of the argument.
     """
 
     registers: tuple[str, ...]
@@ -104,8 +104,8 @@ def result_parts(type_: CType, word_size: int) -> tuple[ResultPart, ...] | None:
     """
     Return the registers of a result, or None if ``retval`` is the address of the result.
 
-    The tuple is empty if no readable register contains the result: a ``long double`` is on the register stack of the
-    x87 FPU.
+    The tuple is empty if no readable register contains the result. An example is a ``long double``, which is on the
+    register stack of the x87 FPU.
     """
     size = size_of(type_) or word_size
     if word_size != 8:

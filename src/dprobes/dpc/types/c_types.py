@@ -65,7 +65,7 @@ class Void:
 
 @dataclass(frozen=True, slots=True)
 class Integer:
-    """An integer type; ``rank`` orders types of one size, such as ``long`` and ``long long`` (C17 6.3.1.1)."""
+    """Integer type. ``rank`` orders types of one size, such as ``long`` and ``long long`` (C17 6.3.1.1)."""
 
     name: str
     size: int
@@ -123,7 +123,7 @@ class Floating:
 
 @dataclass(frozen=True, slots=True)
 class Enumeration:
-    """An enumerated type: its values by their names; ``base`` is the integer type that stores them."""
+    """Enumerated type: its values by their names. ``base`` is the integer type that stores them."""
 
     tag: str
     base: Integer
@@ -147,10 +147,10 @@ class Pointer:
 @dataclass(frozen=True, slots=True)
 class Array:
     """
-    An array; ``count`` is None if the type does not state the number of elements.
+    Array. ``count`` is None if the type does not state the number of elements.
 
-    For memory whose length is known only at the hit, ``shown`` is the maximum number of bytes to print; it is 0
-    otherwise.
+    For memory whose length is known only at the hit, ``shown`` is the maximum number of bytes to print; otherwise it is
+    0.
     """
 
     element: CType
@@ -163,11 +163,11 @@ class Array:
 
 class Member(NamedTuple):
     """
-    A member of a structure or union.
+    Member of a structure or union.
 
-    ``offset`` is in bytes. For a bit field, ``bits`` is its width and ``shift`` the number of lower bits in its unit at
-    ``offset``; ``bits`` is None for other members. ``unit`` is the type of the unit if one of the field's own type does
-    not contain all of its bits.
+    ``offset`` is in bytes. For a bit field, ``bits`` is its width, and ``shift`` the number of lower bits in its unit
+    at ``offset``. For any other member, ``bits`` is None. ``unit`` is the type of the unit if a unit of the field's own
+    type does not contain all of its bits.
     """
 
     name: str
@@ -180,9 +180,9 @@ class Member(NamedTuple):
 
 class Record:
     """
-    A structure or union; ``members`` is None until ``define`` has been called.
+    Structure or union. ``members`` is None until ``define`` has been called.
 
-    ``definition`` defines it at the first request for its members or size. ``is_passed_by_address`` is True for a C++
+    ``definition`` defines it when its members or size are first needed. ``is_passed_by_address`` is True for a C++
     class with non-trivial objects: functions get the address of a copy.
     """
 
@@ -395,9 +395,10 @@ def laid_out(record: Record, members: Sequence[tuple[str, CType, int | None]], w
     """
     Define a structure or union by its members: name, type, and the width of a bit field.
 
-    The System V ABI places a bit field in the next unit of its type with room for all of its bits; an unnamed one of
-    width 0 ends the unit. Units begin where their type may begin: a 64-bit unit at each word of a 32-bit program.
-    There, a field whose bits are in one word has that word as its unit, because the memory after it may be unmapped.
+    The System V ABI places a bit field in the next unit of its type with room for all of its bits. An unnamed bit field
+    of width 0 ends the unit. Units begin where their type may begin, so a 64-bit unit may begin at each word of a
+    32-bit program. There, a field whose bits are in one word has that word as its unit, because the memory after it may
+    be unmapped.
     """
     placed, position, alignment = [], 0, 1  # in bits
     end = 0

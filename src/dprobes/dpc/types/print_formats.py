@@ -1,7 +1,7 @@
 """
-The formats of ``printf``: C's conversions and those of templates, as template lines (``docs/reference/templates.md``).
+Formats of ``printf``: C's conversions and those of templates, as template lines (``docs/reference/templates.md``).
 
-A conversion sets the form of output. The size follows from the type of the value, so that most length modifiers (``l``,
+A conversion sets the form of output. The size follows from the type of the value, so most length modifiers (``l``,
 ``z``) have no effect. The exceptions are ``h`` and ``hh``, which truncate a number, and ``%lc``, which is ``%C``, a
 character by its code.
 """
@@ -53,9 +53,9 @@ _FLAGGED = "diuxXo"
 
 class Conversion(NamedTuple):
     """
-    A conversion such as ``%-8lx`` at ``start`` to ``end`` (excluded) of a ``printf`` format.
+    Conversion such as ``%-8lx`` at ``start`` to ``end`` (excluded) of a ``printf`` format.
 
-    ``bytes_shown`` is the size in bytes to which a number is truncated, as by ``hh``; None prints all bytes.
+    ``bytes_shown`` is the size in bytes to which a number is truncated, as by ``hh``, or None for all bytes.
     """
 
     start: int

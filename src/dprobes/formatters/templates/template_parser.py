@@ -1,5 +1,5 @@
 r"""
-The parser of template files.
+Parser of template files.
 
 ::
 
@@ -8,7 +8,7 @@ The parser of template files.
     desc  = "kill_proc entry"        printed first, unchanged
     fmt   = "pid=%d sig=%d"          a line; adjacent strings are joined, as in C
 
-A statement ends with its line. Case does not matter in the words on the left. C comments.
+A statement ends with its line. Case does not matter in the words on the left. Comments are those of C.
 """
 
 from __future__ import annotations

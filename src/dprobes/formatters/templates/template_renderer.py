@@ -1,7 +1,7 @@
 """
-The text of a record by its template.
+Text of a record, formatted by its template.
 
-Nothing is hidden: missing data, and data without a placeholder, are shown in angle brackets.
+No data is hidden: missing data, and data without a placeholder, are shown in angle brackets.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def _in_line(part: Part, following: Iterator[Taken], names: _Names, wall_offset:
 
 
 class _Names(NamedTuple):
-    """The addresses of one record with their names; without ``symboliser`` they are numbers."""
+    """Addresses of one record with their names. Without ``symboliser``, they are numbers."""
 
     symboliser: Symboliser | None
     record: LogRecord
@@ -259,7 +259,7 @@ _DUMP_START = "0x"
 
 
 def _dump(taken: Taken) -> str:
-    """Return a hex dump on lines of its own; if there are no data, the text of the fault or of the missing item."""
+    """Return a hex dump on lines of its own, or, if there are no data, the text of the fault or of the missing item."""
     match taken.value:
         case bytes() as data:
             text = hex_dump(data)

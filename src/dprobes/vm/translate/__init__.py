@@ -1,4 +1,4 @@
-"""Translation of handlers to Python functions, once for each handler; results equal those of the interpreter."""
+"""Translation of handlers to Python functions, once for each handler. Results are equal to the interpreter's."""
 
 from __future__ import annotations
 

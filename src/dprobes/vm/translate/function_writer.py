@@ -76,7 +76,7 @@ class NotKnownError(Exception):
 
 
 class Call(NamedTuple):
-    """The known part of a call frame; the fields are those of ``rpn_machine.Frame``."""
+    """Known part of a call frame. The fields are those of ``rpn_machine.Frame``."""
 
     called: int = 0
     return_offset: int = 0
@@ -87,10 +87,10 @@ class Call(NamedTuple):
 @dataclass(slots=True)
 class State:
     """
-    The known part of the state before the instruction at ``ip``.
+    Known part of the state before the instruction at ``ip``.
 
-    ``tsp`` and ``sbp`` are as in ``Machine``. ``cells`` lacks cells that the handler has not written or has popped;
-    popped cells are in ``popped`` until paths meet.
+    ``tsp`` and ``sbp`` are as in ``Machine``. ``cells`` lacks cells that the handler has not written or has popped.
+    Popped cells are in ``popped`` until paths meet.
     """
 
     ip: int
@@ -174,13 +174,13 @@ class State:
 
 _SIZE_MAX = 16_000
 """
-Maximum size of a function; the interpreter executes the paths for which there is no room.
+Maximum size of a function. The interpreter executes the paths for which there is no room.
 
-The size is the number of characters, plus that of the instructions (``_INSTRUCTION_SIZE``).
+The size is the number of characters of the source, plus ``_INSTRUCTION_SIZE`` for each instruction.
 """
 
 _INSTRUCTION_SIZE = 20
-"""Size that each instruction adds to that of its source; each known cell adds 1."""
+"""Size that each instruction adds to the size of its source. Each known cell adds 1."""
 
 _DEPTH_MAX = 20
 """Maximum nesting of branches before they become blocks."""
@@ -198,7 +198,7 @@ class Writer:
     """
     Writer of the function of the handler that starts at byte ``start`` of an image.
 
-    ``steps`` are those of the interpreter; ``write`` writes one instruction (``instruction_templates``). Without
+    ``steps`` are those of the interpreter. ``write`` writes one instruction (``instruction_templates``). Without
     ``ends``, the interpreter executes the instructions that end the handler.
     """
 

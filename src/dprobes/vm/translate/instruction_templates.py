@@ -1,9 +1,9 @@
 """
-The templates of instructions: functions that write the Python source of an instruction.
+Templates of instructions: functions that write the Python source of an instruction.
 
-``TEMPLATES`` has those of frequent instructions. Of the rest, the function calls the interpreter's rule (``apply``) for
-instructions that use only the stack and the context, and leaves for all others. Cells are words already; values from
-the context are truncated to words, as by ``Machine.push``.
+``TEMPLATES`` has the templates of frequent instructions. For any other instruction that uses only the stack and the
+context, the function calls the interpreter's rule (``apply``). For all others, the function leaves. Cells are words
+already; values from the context are truncated to words, as by ``Machine.push``.
 """
 
 # ruff: noqa: ARG001 - all templates have the same two parameters
@@ -232,7 +232,7 @@ def _nop(w: Writer, operand: int) -> None:
 
 
 def _branch(condition: str) -> Template:
-    """Return the template of a conditional jump; ``condition`` formats x, the top cell, and sign, a mask."""
+    """Return the template of a conditional jump. ``condition`` formats x, the top cell, and sign, a mask."""
     return lambda w, target: w.branch(condition.format(x=w.state.peek(), sign=f"{1 << (w.bits - 1):#x}"), target)
 
 
@@ -296,9 +296,9 @@ def _set_popped(variable: str) -> Template:
 
 def _log_cells(code: str) -> Template:
     """
-    Return the template of ``log b|w|d, <count>``; ``code`` is the type of an item in the format of struct.
+    Return the template of ``log b|w|d, <count>``. ``code`` is the type of an item in the format of ``struct``.
 
-    An empty ``code`` is that of ``log <count>``: whole words.
+    An empty ``code`` means ``log <count>``, which logs whole words.
     """
 
     def write(w: Writer, count: int) -> None:
@@ -315,9 +315,9 @@ def _word_code(w: Writer) -> str:
 
 def _log_values(w: Writer, values: list[str], code: str, prefix: str = "") -> None:
     """
-    Write code that appends numbers to the log, if they fit; otherwise the interpreter executes the instruction.
+    Write code that appends numbers to the log if they fit; otherwise the interpreter executes the instruction.
 
-    ``values`` are Python expressions. ``code`` is the type of each in the format of struct; the first ones have the
+    ``values`` has Python expressions. ``code`` is the type of each in the format of ``struct``; the first ones have the
     types in ``prefix`` instead.
     """
     order = ">" if w.architecture.byte_order == "big" else "<"
@@ -356,7 +356,7 @@ def _log_variables(token: Token, values: str) -> Template:
 
 
 def _log_stack(token: Token, stack_of: str, frames_max: int = 0) -> Template:
-    """Return the template of ``log kstack|ustack``; ``frames_max`` replaces its operand, unless ``frames_max`` is 0."""
+    """Return the template of ``log kstack|ustack``. Unless ``frames_max`` is 0, it replaces the operand."""
 
     def write(w: Writer, frames: int) -> None:
         item = f"stack_item({int(token)}, {stack_of}, {frames_max or frames}, point.logmax - len(log))"
