@@ -204,3 +204,72 @@ def test_what_a_file_says_is_printed(engine: str, tmp_path: Path) -> None:
     done = run(text, engine)
     assert done.stdout.splitlines() == ["first", "second \\x1b[2J"]
     assert f"'end': '{tmp_path}/none' cannot be read: no such file or directory" in done.stderr
+
+
+LOOPS = """
+libc.so.6:abs { }
+end {
+    for (t : tasks) if (t.ppid == PARENT) printf("task %d %d %s %s", t.pid, t.tid, t.state, t.comm);
+    for (file : files(PROCESS)) printf("file %d %s", file.fd, file.path);
+    for (m : maps(PROCESS)) printf("map %x-%x %s %08x %s", m.begin, m.end, m.permissions, m.offset, m.path);
+    for (file : files(GONE)) printf("never");
+    for (m : maps(GONE)) printf("never");
+    printf("end");
+}
+"""
+WAITING = """
+import ctypes, socket, threading
+threads = [threading.Thread(target=input)]
+[each.start() for each in threads]
+ctypes.CDLL(None).prctl(15, b"odd) R 1\\x1b[2J")
+left, right = socket.socketpair()
+print(flush=True)
+threads[0].join()
+"""
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_loops_visit_what_proc_shows(engine: str) -> None:
+    with (
+        subprocess.Popen([sys.executable, "-c", "pass"]) as gone,
+        subprocess.Popen(
+            [sys.executable, "-S", "-c", WAITING], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as waiting,
+    ):
+        gone.wait()
+        assert waiting.stdout is not None
+        waiting.stdout.readline()
+        pid, proc = waiting.pid, Path(f"/proc/{waiting.pid}")
+        text = LOOPS.replace("PARENT", str(os.getpid())).replace("PROCESS", str(pid)).replace("GONE", str(gone.pid))
+        lines = run(text, engine).stdout.splitlines()
+        files = [f"file {each.name} {os.readlink(each)}" for each in (proc / "fd").iterdir()]  # noqa: PTH115
+        maps = [line.split(maxsplit=5) for line in (proc / "maps").read_text().splitlines()]
+        threads = sorted(int(each.name) for each in (proc / "task").iterdir())
+        waiting.communicate(b"\n")
+    assert sorted(line for line in lines if line.startswith("file")) == sorted(files)
+    shown = [line for line in lines if line.startswith("map")]
+    expected = []
+    for extent, permissions, offset, _, _, *path in maps:
+        begin, end = (f"{int(each, 16):x}" for each in extent.split("-"))
+        expected.append(f"map {begin}-{end} {permissions} {offset} {''.join(path)}".rstrip())
+    assert [line.rstrip() for line in shown] == expected
+    tasks = [line for line in lines if line.startswith(f"task {pid} ")]
+    assert tasks[0] == rf"task {pid} {threads[0]} S odd) R 1\x1b[2J"
+    assert [int(line.split()[2]) for line in tasks] == threads
+    assert len(threads) > 1
+    assert lines[-1] == "end"
+    assert not any("never" in line for line in lines)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="another user's process needs root")
+def test_loops_count_the_processes_of_others_that_cannot_be_read(tmp_path: Path) -> None:
+    text = 'm:f {{ }} begin {{ for (file : files({0})) printf("never"); for (m : maps({0})) printf("never"); exit(); }}'
+    words = ["run", "-e", text.format(os.getpid()), "--engine", "ptrace", "--", "/bin/true"]
+    done = subprocess.run(
+        [*DPROBES, *words], capture_output=True, text=True, timeout=TIMEOUT, check=False, user=65534, group=65534,
+        extra_groups=[], env={**os.environ, "HOME": str(tmp_path), "XDG_RUNTIME_DIR": ""},
+    )  # fmt: skip
+    assert "never" not in done.stdout
+    for kind in ("files", "maps"):
+        said = f"loops over '{kind}' lack those of 1 process, which only its user and root can read"
+        assert said in done.stderr, done.stderr

@@ -12,15 +12,17 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol, assert_never
 
 from dprobes.dpc.typedtree import typed_program, typed_values
+from dprobes.dpc.typedtree.process_items import ITEMS_MAX
 from dprobes.dpc.typedtree.value_properties import WHOLE_OPERATIONS, cut
 from dprobes.dpc.types.c_types import LONG_LONG, Integer, Stack, Void, size_of
 from dprobes.rpn.instruction_set import CALL_DEPTH_MAX, PROCESS_NAME_SIZE, ExceptionCode, Token
 from dprobes.rpn.word_arithmetic import divided, signed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from dprobes.dpc.tool_block import ToolProgram
+    from dprobes.dpc.typedtree.process_items import ItemKind, ProcessItem
     from dprobes.dpc.typedtree.typed_program import TypedBlock
     from dprobes.dpc.types.c_types import CType
     from dprobes.source_text import Span
@@ -62,6 +64,9 @@ class ToolHost(Protocol):
     def show(self, table: int, rows: int | None) -> None:
         """Print at most ``rows`` rows of a table, or all if it is None."""
 
+    def items(self, kind: ItemKind, process: int | None) -> Iterable[ProcessItem]:
+        """Return the tasks of the system, or the files or mappings of a process; none if it has ended."""
+
     def cat(self, path: str) -> None:
         """Print the contents of the file ``path``, as ``cat("path")`` in a block does."""
 
@@ -78,7 +83,7 @@ class ToolHost(Protocol):
 NAME = "dprobes"
 """The process name in blocks of the tool."""
 
-_STRINGS = (typed_values.Literal, typed_values.CommName, typed_values.Kept)
+_STRINGS = (typed_values.Literal, typed_values.ItemText, typed_values.CommName, typed_values.Kept)
 """Kinds of values other than numbers that the tool stores in tables."""
 
 _NO_NUMBERS = (
@@ -169,6 +174,9 @@ class _Frame:
         self._arguments = list(arguments)
         self._depth = depth
         self._jumps = [0] if jumps is None else jumps
+        self._visited = [0]
+        """The number of items that loops of this frame have visited; only blocks have such loops."""
+        self._strings_of_items: dict[int, tuple[bytes, ...]] = {}
 
     # Statements
 
@@ -190,7 +198,11 @@ class _Frame:
             case typed_program.Log(_, items, template):
                 self._host.print(template, b"".join(map(self._bytes, items)))
             case typed_program.Tally(
-                table, keys, (typed_values.Literal() | typed_values.CommName() | typed_values.Kept()) as value
+                table,
+                keys,
+                (
+                    typed_values.Literal() | typed_values.ItemText() | typed_values.CommName() | typed_values.Kept()
+                ) as value,
             ):
                 self._host.keep(self._numbers[table], self._key(keys), self._in_memory(value))
             case typed_program.Tally(table, keys, value):
@@ -215,6 +227,8 @@ class _Frame:
                     self.execute(otherwise)
             case typed_program.Loop():
                 self._loop(statement)
+            case typed_program.EachItem():
+                self._each(statement)
             case typed_program.Switch():
                 self._switch(statement)
             case typed_program.Jump(kind):
@@ -246,6 +260,20 @@ class _Frame:
             self._jumps[0] += 1
             if self._jumps[0] > self._program.jmpmax:
                 raise ToolError(ExceptionCode.JMP_MAX, f"more than {self._program.jmpmax} jumps")
+
+    def _each(self, loop: typed_program.EachItem) -> None:
+        process = None if loop.process is None else self.value(loop.process)
+        for item in self._host.items(loop.kind, process):
+            self._visited[0] += 1
+            if self._visited[0] > ITEMS_MAX:
+                raise ToolError(ExceptionCode.JMP_MAX, f"more than {ITEMS_MAX} items of loops")
+            self._slots[loop.slot : loop.slot + len(item.numbers)] = item.numbers
+            self._strings_of_items[loop.number] = item.strings
+            try:
+                self.execute(loop.body)
+            except _JumpError as jump:
+                if jump.kind is typed_program.Jumping.BREAK:
+                    return
 
     def _switch(self, switch: typed_program.Switch) -> None:
         value = self.value(switch.value)
@@ -311,6 +339,8 @@ class _Frame:
                 return host.table_value(self._numbers[table], self._key(keys))
             case typed_values.KeptTest(kept, text, is_prefix):
                 return _is_text(self._kept(kept).rstrip(b"\0"), text, is_prefix=is_prefix)
+            case typed_values.ItemTest(field, text, is_prefix):
+                return _is_text(self._text_of_item(field), text, is_prefix=is_prefix)
             case typed_values.CommTest(text, is_prefix):
                 return _is_text(NAME.encode(), text, is_prefix=is_prefix)
             case (
@@ -403,12 +433,20 @@ class _Frame:
                 return b""  # it is in the header
             case typed_values.Kept(_, _, _, Stack()):
                 return self._stack_item(self._kept(item))
+            case typed_values.ItemText(_, _, limit):
+                text = self._text_of_item(item)[:limit]
+                return bytes([Token.STRING]) + len(text).to_bytes(2, "little") + text
             case typed_values.Kept() | typed_values.Literal():
                 text = self._in_memory(item).partition(b"\0")[0]
                 return bytes([Token.STRING]) + len(text).to_bytes(2, "little") + text
         assert not isinstance(item, _NO_NUMBERS)
         size = size_of(item.type) or self._program.word_size
         return (self.value(item) & ((1 << 8 * size) - 1)).to_bytes(size, "little")
+
+    def _text_of_item(self, text: typed_values.ItemText) -> bytes:
+        """Return a string of the current item of a loop; empty in a tree that was read and has no such loop around."""
+        found = self._strings_of_items.get(text.number, ())
+        return found[text.index] if text.index < len(found) else b""
 
     def _kept(self, kept: typed_values.Kept) -> bytes:
         """Return the bytes that a table has for the keys of ``kept``: a string or call stack, padded with zeros."""
@@ -420,11 +458,15 @@ class _Frame:
         count = -(-len(words) // size)
         return bytes([Token.KERNEL_STACK]) + count.to_bytes(2, "little") + words.ljust(size * count, b"\0")
 
-    def _in_memory(self, value: typed_values.Literal | typed_values.CommName | typed_values.Kept) -> bytes:
+    def _in_memory(
+        self, value: typed_values.Literal | typed_values.ItemText | typed_values.CommName | typed_values.Kept
+    ) -> bytes:
         """Return a string or call stack as a table stores it: padded with zeros to the size of the key or value."""
         match value:
             case typed_values.Literal(text, limit):
                 return text.encode().ljust((limit // 8 + 1) * 8, b"\0")
+            case typed_values.ItemText(_, _, limit):
+                return self._text_of_item(value)[:limit].ljust((limit // 8 + 1) * 8, b"\0")
             case typed_values.CommName():
                 return NAME.encode().ljust(PROCESS_NAME_SIZE, b"\0")
             case typed_values.Kept():

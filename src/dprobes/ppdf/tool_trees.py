@@ -17,6 +17,7 @@ from dprobes.dpc.syntax.syntax_tree import PERIOD_MAX, PERIOD_MIN, Block, BlockK
 from dprobes.dpc.tool_block import SYSTEM, ToolProgram
 from dprobes.dpc.typedtree import typed_program, typed_values
 from dprobes.dpc.typedtree.name_scope import FunctionSignature
+from dprobes.dpc.typedtree.process_items import ItemKind
 from dprobes.dpc.typedtree.typed_program import Ending, Jumping, TypedBlock, TypedFunction
 from dprobes.dpc.typedtree.typed_values import VariableKind
 from dprobes.dpc.typedtree.value_properties import integer_of
@@ -58,7 +59,7 @@ _VALUE_SIZE, _STATEMENT_SIZE, _TEST_SIZE, _FUNCTION_SIZE, _BLOCK_SIZE = 1, 5, 21
 
 StatementKind = enum.IntEnum(
     "StatementKind",
-    "STEPS EVALUATE LOG TALLY UNTALLY SHOW CLEAR QUIT SELECT LOOP SWITCH BREAK CONTINUE RESULT END TRY CAT",
+    "STEPS EVALUATE LOG TALLY UNTALLY SHOW CLEAR QUIT SELECT LOOP SWITCH BREAK CONTINUE RESULT END TRY CAT EACH",
 )
 """The kind of a statement, stored in the byte before its fields; STEPS is 1, and so on in this order."""
 
@@ -66,7 +67,7 @@ ValueKind = enum.IntEnum(
     "ValueKind",
     "NONE CONSTANT SYSTEM LOCAL PARAMETER VARIABLE GLOBAL ARITHMETIC NEGATION COMPLEMENT COMPARISON "
     "NOT BOTH EITHER CONVERT ASSIGN STEP CHOICE SEQUENCE CALL TABLE_VALUE COMM_TEST COMM KEPT "
-    "KEPT_TEST LITERAL",
+    "KEPT_TEST LITERAL ITEM_TEXT ITEM_TEST",
     start=0,
 )
 """The kind of a value, stored in the byte before its fields; NONE, 0, means that an optional value is absent."""
@@ -187,6 +188,9 @@ class _TreeWriter:
 
     def parameter(self, slot: int) -> None:
         self.out.u32(-1 - slot)
+
+    def item_kind(self, kind: ItemKind) -> None:
+        self.out.u32(tuple(ItemKind).index(kind))
 
     def nothing(self, _: object) -> None:
         """Write nothing for a field that follows from the others."""
@@ -366,7 +370,7 @@ class _TreeReader:
         match value:
             case typed_values.CommName():
                 return key.kind is KeyKind.COMM
-            case typed_values.Literal(_, limit):
+            case typed_values.Literal(_, limit) | typed_values.ItemText(_, _, limit):
                 return key.kind.is_string and limit == (key.size or PROCESS_NAME_SIZE - 1)
             case typed_values.Kept():
                 of_type = String if key.kind.is_string else Stack
@@ -390,6 +394,23 @@ class _TreeReader:
             expected = "a value" if table.kind.takes_value else "no value"
             self.reader.fail(f"expected {expected} for the table '{table.name}'", partial.start)
         return number
+
+    def item_kind(self, what: str, _: object) -> ItemKind:
+        return tuple(ItemKind)[self.reader.below(len(ItemKind), what)]
+
+    def item_process(self, _: str, partial: _Partial) -> Value | None:
+        at, process = self.reader.offset, self.optional()
+        kind = partial.found["kind"]
+        if kind.is_of_process != (process is not None):
+            expected = "a process" if kind.is_of_process else "no process"
+            self.reader.fail(f"expected {expected} for a loop over '{kind.value}'", at)
+        return process
+
+    def item_text(self, *_: object) -> Argument:
+        at = self.reader.offset
+        if (kind := self._kind()) is not ValueKind.ITEM_TEXT:
+            self.reader.fail("expected a field of a loop's item, found another value", at)
+        return self._node(kind, at)
 
     def kept(self, *_: object) -> Argument:
         at = self.reader.offset
@@ -424,6 +445,12 @@ class _TreeReader:
         if len(text.encode()) > limit or limit > STRING_SIZE_MAX or text_problem(text) is not None:
             self.reader.fail(f"expected a text of at most {limit} bytes, found another one", partial.at)
         return String(limit)
+
+    def item_type(self, _: str, partial: _Partial) -> CType:
+        limit = partial.found["limit"]
+        if not 1 <= limit <= STRING_SIZE_MAX:
+            self.reader.fail(f"expected a string of 1 to {STRING_SIZE_MAX} bytes, found one of {limit}", partial.at)
+        return String(limit, marks=True)
 
     def has_sign(self, _: str, partial: _Partial) -> bool:
         type_ = partial.found["left"].type
@@ -576,6 +603,13 @@ OF_STATEMENTS: dict[StatementKind, _Layout] = {
     StatementKind.END: _of(typed_program.End, given={"kind": Ending.RETURN}),
     StatementKind.TRY: _of(typed_program.TryCatch, "code address body handler"),
     StatementKind.CAT: _of(typed_program.Cat, path=_plain("text", "a path")._replace(read=_TreeReader.path)),
+    StatementKind.EACH: _of(
+        typed_program.EachItem,
+        kind=_Field(_TreeWriter.item_kind, _TreeReader.item_kind, "the kind of a loop's items"),
+        process=_OPTIONAL._replace(read=_TreeReader.item_process),
+        number=_plain("u32", "the number of a loop"),
+        body=_STATEMENT._replace(read=_TreeReader.loop_body),
+    ),
 }
 
 OF_VALUES: dict[ValueKind, _Layout] = {
@@ -628,12 +662,23 @@ OF_VALUES: dict[ValueKind, _Layout] = {
         limit=_plain("u32", "the size of a string"),
         type=_Field(_TreeWriter.nothing, _TreeReader.text_type),
     ),
+    ValueKind.ITEM_TEXT: _of(
+        typed_values.ItemText,
+        number=_plain("u32", "the number of a loop"),
+        index=_plain("u32", "the number of a string"),
+        limit=_plain("u32", "the size of a string"),
+        type=_Field(_TreeWriter.nothing, _TreeReader.item_type),
+    ),
+    ValueKind.ITEM_TEST: _of(
+        typed_values.ItemTest, field=_Field(_TreeWriter.value, _TreeReader.item_text), text=_plain("text", "a string")
+    ),
 }
 
 _NO_NUMBERS = {
     ValueKind.COMM: "the name of the process",
     ValueKind.KEPT: "what a table keeps",
     ValueKind.LITERAL: "a text",
+    ValueKind.ITEM_TEXT: "a text",
 }
 _STATEMENT_KINDS = {layout.node: kind for kind, layout in OF_STATEMENTS.items()}
 _STATEMENT_KINDS[typed_program.Skip] = StatementKind.END

@@ -9,10 +9,12 @@ import pytest
 from dprobes.diagnostics import Diagnostics
 from dprobes.dpc.compiler import compile_text
 from dprobes.dpc.tool_interpreter import ToolError, ToolInterpreter
+from dprobes.dpc.typedtree.process_items import ItemKind, ProcessItem
+from dprobes.errors import SourceError
 from dprobes.keyed.table_entries import stores_of
 from dprobes.keyed.table_layout import shown_value
 from dprobes.preprocessor import preprocess
-from dprobes.rpn.instruction_set import CALL_DEPTH_MAX, ExceptionCode
+from dprobes.rpn.instruction_set import CALL_DEPTH_MAX, ExceptionCode, Token
 from dprobes.rpn.rpn_parser import parse
 from dprobes.source_text import SourceFile
 from dprobes.testing import FakeContext, run_handler
@@ -26,6 +28,21 @@ if TYPE_CHECKING:
     from dprobes.rpn.rpn_program import Program
 
 ROUNDS = rounds(400)
+
+
+ITEMS = {
+    (ItemKind.TASKS, None): [
+        ProcessItem((1, 1, 0), (b"S", b"init")),
+        ProcessItem((7, 7, 1), (b"R", b"sh")),
+        ProcessItem((7, 9, 1), (b"D", b"worker\x1b[1m")),
+    ],
+    (ItemKind.FILES, 1): [ProcessItem((0,), (b"/dev/null",)), ProcessItem((3,), (b"socket:[77]",))],
+    (ItemKind.FILES, 7): [],
+    (ItemKind.MAPS, 7): [
+        ProcessItem((0x1000, 0x3000, 0), (b"r-xp", b"/bin/sh")),
+        ProcessItem((2**63, 2**63 + 8, 16), (b"rw-p", b"")),
+    ],
+}
 
 
 class Host:
@@ -64,6 +81,10 @@ class Host:
         contents = self.tables[table].contents()
         values = sorted((row.key.hex(), shown_value(contents.table, row.cells)) for row in contents.rows)
         self.done.append((contents.table.name, rows, values))
+
+    def items(self, kind: ItemKind, process: int | None) -> list[ProcessItem]:
+        self.done.append((kind.value, process))
+        return ITEMS.get((kind, process), [])
 
     def cat(self, path: str) -> None:
         self.done.append(("cat", path))
@@ -286,3 +307,82 @@ def test_exceptions_are_caught() -> None:
     }
     """
     assert [words for _, words in printed(text)] == [[0x20, 0], [0x21]]
+
+
+def test_loops_visit_the_items_of_the_system() -> None:
+    text = """
+    f { }
+    begin {
+        for (t : tasks) {
+            if (t.state == "R") continue;
+            printf("%d %d %d %s %s", t.pid, t.tid, t.ppid, t.state, t.comm);
+            for (file : files(t.pid)) {
+                if (startswith(file.path, "socket:")) break;
+                printf("%d %s", file.fd, file.path);
+            }
+        }
+        for (m : maps(7)) printf("%p %u %x %s %s", m.begin, m.end - m.begin, m.offset, m.permissions, m.path);
+    }
+    """
+
+    def shown(name: str) -> bytes:
+        return bytes([Token.STRING]) + len(name.encode()).to_bytes(2, "little") + name.encode()
+
+    def number(*values: int, size: int = 4) -> bytes:
+        return b"".join(value.to_bytes(size, "little") for value in values)
+
+    done = executed(text)
+    assert [each for each in done if isinstance(each[1], int | None)] == [
+        ("tasks", None), ("files", 1), ("files", 7), ("maps", 7)
+    ]  # fmt: skip
+    assert [data for _, data in done if isinstance(data, bytes)] == [
+        number(1, 1, 0) + shown("S") + shown("init"),
+        number(0) + shown("/dev/null"),
+        number(7, 9, 1) + shown("D") + shown("worker\x1b[1m"),
+        number(0x1000, 0x2000, 0, size=8) + shown("r-xp") + shown("/bin/sh"),
+        number(2**63, 8, 16, size=8) + shown("rw-p") + shown(""),
+    ]
+
+
+def test_strings_of_items_are_keys_and_values_of_tables() -> None:
+    text = """
+    f { @by[comm] = count(); }
+    begin {
+        for (t : tasks) { @by[t.comm] = count(); @of[t.comm, t.tid] = t.state; }
+        for (t : tasks) if (@of[t.comm, t.tid] == "D") printf("%d", @by[t.comm]);
+        delete(@by["sh"]);
+        print(@by);
+    }
+    """
+    *_, (data,), shown = [each[1:] for each in executed(text) if each[0] != "tasks"]
+    assert data == (1).to_bytes(8, "little")
+    names = {bytes.fromhex(key).rstrip(b"\0") for key, _ in shown[1]}
+    assert names == {b"init", b"worker\x1b[1m"}
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("for (t : threads) { }", "there are no items 'threads' to loop over"),
+        ("for (t : tasks(1)) { }", "there are no items 'tasks(1)' to loop over"),
+        ("for (t : files) { }", "there are no items 'files' to loop over"),
+        ("for (t : tasks) @x = t.name;", "an item of 'tasks' has no field 'name'"),
+        ("for (t : tasks) @x = t->pid;", "an item of 'tasks' has no field '->pid'"),
+        ("for (t : tasks) @x = t;", "'t' is an item of a loop"),
+        ("for (t : tasks) t.pid = 1;", "a field of a loop's item is not changed, and has no address"),
+        ("for (t : tasks) @x = t.comm + 1;", "'t.comm' is a string"),
+        ("for (t : @x) { }", "there are no loops over the entries of a table"),
+    ],
+)
+def test_what_loops_cannot_do(body: str, message: str) -> None:
+    with pytest.raises(SourceError) as caught:
+        compiled(f"f {{ @x = 1; }} begin {{ {body} }}")
+    assert caught.value.diagnostics[0].message == message
+
+
+def test_a_hit_has_no_items() -> None:
+    with pytest.raises(SourceError) as caught:
+        compiled("f { for (t : tasks) { } }")
+    found = caught.value.diagnostics[0]
+    assert found.message == "a loop over items of the system is for blocks of the tool"
+    assert found.hint == "write it in 'every 1s { … }', 'begin' or 'end', which the tool executes"

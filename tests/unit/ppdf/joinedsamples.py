@@ -49,6 +49,11 @@ end {
     @named[@name[7], 1] = count(); delete(@named[@name[7], 1]);
     @name[8] = comm; @texts[1] = "one"; @texts[2] = @texts[1]; @by["two"] = count();
     if (@texts[2] == "one") printf("%s %s", @texts[1], "three");
+    for (t : tasks) {
+        if (t.comm == "sh" || startswith(t.state, "D")) continue;
+        for (m : maps(t.pid)) { @modes[t.comm] = m.permissions; printf("%d %s %x", t.tid, m.path, m.end); break; }
+        for (file : files(t.pid)) printf("%d %s", file.fd, file.path);
+    }
     cat("/proc/loadavg"); print(@sizes, 2); clear(@sizes);
 }
 """

@@ -61,7 +61,9 @@ def test_companions_and_blocks_come_back() -> None:
     assert list(found.blocks.functions) == ["power", "nothing"]  # nothing of what no block calls
     assert (
         found.blocks.tables
-        == ("sizes", "last", "count", "name", "flags", "sizes2", "named", "texts", "by")[: len(found.blocks.tables)]
+        == ("sizes", "last", "count", "name", "flags", "sizes2", "named", "texts", "by", "modes")[
+            : len(found.blocks.tables)
+        ]
     )
 
 
@@ -195,7 +197,7 @@ def evaluated(value: bytes) -> bytes:
     ("body", "said"),
     [
         (b"\0", "expected the kind of a statement, found 0"),
-        (bytes([18]) + SPAN, "expected the kind of a statement, found 18"),
+        (bytes([19]) + SPAN, "expected the kind of a statement, found 19"),
         (bytes([StatementKind.CAT]) + SPAN + bytes(4), "expected the path of a file, found none"),
         (bytes([StatementKind.BREAK]) + SPAN, "there is nothing that 'break' leaves"),
         (bytes([StatementKind.CONTINUE]) + SPAN, "there is nothing that 'continue' leaves"),
@@ -203,7 +205,7 @@ def evaluated(value: bytes) -> bytes:
         (bytes([StatementKind.CLEAR]) + SPAN + b"\x63\0\0\0", "expected the number of a table below "),
         (bytes([StatementKind.QUIT]) + b"\xff\xff\0\0", "expected the number of a span below "),
         (evaluated(b"\0"), "expected a value, found none"),
-        (evaluated(b"\x1a"), "expected the kind of a value, found 26"),
+        (evaluated(b"\x1c"), "expected the kind of a value, found 28"),
         (evaluated(bytes([ValueKind.COMM, 0])), "the name of the process is not a number"),
         (evaluated(bytes([ValueKind.KEPT, 0])), "what a table keeps is not a number"),
         (evaluated(bytes([ValueKind.LITERAL, 0])), "a text is not a number"),
@@ -239,6 +241,18 @@ def evaluated(value: bytes) -> bytes:
             evaluated(bytes([ValueKind.KEPT_TEST, 8]) + ONE),
             "expected what a table keeps, found another value",
         ),
+        (
+            evaluated(bytes([ValueKind.ITEM_TEST, 8]) + ONE),
+            "expected a field of a loop's item, found another value",
+        ),
+        (evaluated(bytes([ValueKind.ITEM_TEXT, 0])), "a text is not a number"),
+        (
+            bytes([StatementKind.LOG]) + SPAN + bytes([0, 0, 0, 0, 1, 0, 0, 0, ValueKind.ITEM_TEXT, 0]) + bytes(12),
+            "expected a string of 1 to 512 bytes, found one of 0",
+        ),
+        (bytes([StatementKind.EACH]) + SPAN + b"\3\0\0\0", "expected the kind of a loop's items below 3, found 3"),
+        (bytes([StatementKind.EACH]) + SPAN + bytes(4) + ONE, "expected no process for a loop over 'tasks'"),
+        (bytes([StatementKind.EACH]) + SPAN + b"\1\0\0\0\0", "expected a process for a loop over 'files'"),
         (bytes([StatementKind.TRY]) + SPAN + ONE, "expected a variable of the block, found another value"),
         (bytes([StatementKind.LOG]) + SPAN + b"\1\0\0\0\xff\0\0\0\0", "expected UTF-8 for a template, found something"),
         (

@@ -17,6 +17,7 @@ from dprobes.cli.console import print_lines
 from dprobes.dpc.emitters.program_emitter import template_file
 from dprobes.dpc.syntax.syntax_tree import BlockKind
 from dprobes.dpc.tool_interpreter import NAME, ToolError, ToolInterpreter
+from dprobes.dpc.typedtree.process_items import ItemKind, ProcessItem
 from dprobes.dpc.typedtree.typed_values import VariableKind
 from dprobes.engines.engine_interface import Stop, TableChange, VariableChange
 from dprobes.errors import DprobesError, TargetError, reason_of
@@ -58,6 +59,8 @@ class ToolBlocks:
         self._aside = aside
         self._interpreter = ToolInterpreter(tool, self)
         self._templates: dict[str, Template] = {}
+        self._unread: set[tuple[ItemKind, int]] = set()
+        """The processes whose files or mappings this user must not read."""
         self._executing = threading.Lock()
         self._block: TypedBlock | None = None
         self._over = threading.Event()
@@ -96,6 +99,10 @@ class ToolBlocks:
     def end(self) -> None:
         """Execute the ``end`` blocks of the program, in the order of the source."""
         self._execute_all(BlockKind.END)
+        for kind in ItemKind:
+            if count := sum(each is kind for each, _ in self._unread):
+                what = f"loops over '{kind.value}' lack those of {count} process{'es' if count > 1 else ''}"
+                console.warning(f"{what}, which only its user and root can read")
 
     def _execute_all(self, kind: BlockKind) -> None:
         for block in self._tool.blocks:
@@ -198,6 +205,22 @@ class ToolBlocks:
         record = LogRecord(0, 0, process_name=NAME, data=data, word_size=8 if self._tool.word_size == 8 else 4)
         self._write(render(self._templates[template], record))
 
+    def items(self, kind: ItemKind, process: int | None) -> Iterator[ProcessItem]:
+        """Iterate over the items of a loop; count processes of other users that cannot be read."""
+        try:
+            match kind:
+                case ItemKind.TASKS:
+                    yield from _tasks()
+                case ItemKind.FILES:
+                    assert process is not None
+                    yield from _files(process)
+                case ItemKind.MAPS:
+                    assert process is not None
+                    yield from _mappings(process)
+        except PermissionError:
+            assert process is not None
+            self._unread.add((kind, process))
+
     def cat(self, path: str) -> None:
         """Print the contents of a file; raise ``TargetError`` if it cannot be read."""
         try:
@@ -225,3 +248,47 @@ class ToolBlocks:
     def system(self, name: str) -> int:
         """Return the value of a provided name, such as ``pid`` or the time, for dprobes itself."""
         return self._system[name]()
+
+
+# The items of loops, from /proc. A process or task that ends in the meantime has none from then on.
+
+
+def _tasks() -> Iterator[ProcessItem]:
+    """Iterate over the threads of all processes, in the order of the processes' numbers."""
+    for pid in _numbers("/proc"):
+        for tid in _numbers(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError, ValueError):
+                # PID (COMM) STATE PPID …: the name may contain blanks and parentheses.
+                line = Path(f"/proc/{pid}/task/{tid}/stat").read_bytes()
+                name, _, rest = line[line.index(b"(") + 1 :].rpartition(b")")
+                state, parent, *_ = rest.split(maxsplit=2)
+                yield ProcessItem((pid, tid, int(parent)), (state, name))
+
+
+def _files(pid: int) -> Iterator[ProcessItem]:
+    """Iterate over the open files of a process, in the order of their numbers."""
+    for number in _numbers(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            path = os.readlink(f"/proc/{pid}/fd/{number}")  # noqa: PTH115 - as the kernel writes it, not as a path
+            yield ProcessItem((number,), (os.fsencode(path),))
+
+
+def _mappings(pid: int) -> Iterator[ProcessItem]:
+    """Iterate over the mappings of a process, in the order of their addresses."""
+    try:
+        with Path(f"/proc/{pid}/maps").open("rb") as file:
+            for line in file:
+                # START-END PERMISSIONS OFFSET DEVICE INODE PATH: in a path, the kernel writes a newline as \\012.
+                extent, permissions, offset, _, _, *path = line.rstrip(b"\n").split(maxsplit=5)
+                start, _, end = extent.partition(b"-")
+                yield ProcessItem((int(start, 16), int(end, 16), int(offset, 16)), (permissions, b"".join(path)))
+    except (FileNotFoundError, ProcessLookupError):
+        return
+
+
+def _numbers(directory: str) -> list[int]:
+    """Return the names in a directory of /proc, which are numbers, in ascending order; none if it is gone."""
+    try:
+        return sorted(int(each.name) for each in Path(directory).iterdir() if each.name.isdecimal())
+    except (FileNotFoundError, ProcessLookupError):
+        return []

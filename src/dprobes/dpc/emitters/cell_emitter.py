@@ -87,6 +87,8 @@ class TableEmitter:
                     cells += self._text(part)
                 case typed_values.CommName() | typed_values.StackTrace() | typed_values.NetworkAddress():
                     pass
+                case typed_values.ItemText():
+                    raise AssertionError(part)  # only blocks of the tool have items of loops
                 case value:
                     self._values.exact(value)
                     cells += self._values.wide.width(value.type)

@@ -51,7 +51,7 @@ def _raises(value: typed_values.Argument) -> bool:
             return True
         case typed_values.Kept(_, keys):
             return any(map(_raises, keys))
-        case typed_values.CommName() | typed_values.StackTrace() | typed_values.Literal():
+        case typed_values.CommName() | typed_values.StackTrace() | typed_values.Literal() | typed_values.ItemText():
             return False
         case typed_values.TextChoice(condition, yes, no):
             return any(map(_raises, (condition, yes, no)))
@@ -218,7 +218,7 @@ _LETTERS = {1: "b, ", 2: "w, ", 4: "d, ", 8: ""}
 _NO_NUMBERS = (
     typed_values.Text, typed_values.Bytes, typed_values.Literal, typed_values.TextChoice, typed_values.CommName,
     typed_values.StackTrace, typed_values.Kept,
-    typed_values.NetworkAddress,
+    typed_values.NetworkAddress, typed_values.ItemText,
 )  # fmt: skip
 """Arguments that are logged but are not numbers."""
 
@@ -313,6 +313,8 @@ class LogEmitter:
                 w.op(f"log {name}" if frames is None else f"log {name}, {frames}")
             case typed_values.Memory(address, type_):
                 self._log_read(address, lambda: w.number(size_of(type_) or self._word_size), "log mrf")
+            case typed_values.ItemText():
+                raise AssertionError(item)  # only blocks of the tool have items of loops
             case typed_values.CommName() | typed_values.Literal():
                 pass  # not in the record: the template has the literal, the header has the name
             case typed_values.NetworkAddress():

@@ -150,7 +150,10 @@ class StatementEmitter:
                 with w.at(span):
                     given = self._paths.at.get(id(statement), frozenset()) if self._paths is not None else frozenset()
                     self._end("exit" if kind is typed_program.Ending.RETURN else kind.value, given)
-            case typed_program.Show() | typed_program.Clear() | typed_program.Cat() | typed_program.Quit():
+            case (
+                typed_program.Show() | typed_program.Clear() | typed_program.Cat() | typed_program.Quit()
+                | typed_program.EachItem()
+            ):  # fmt: skip
                 pass  # only the tool executes them
             case _:
                 with w.at(statement.span):

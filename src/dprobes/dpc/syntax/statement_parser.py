@@ -424,6 +424,8 @@ class StatementParser:
         elif not cursor.accept(";"):
             value = self.expressions.expression()
             start = syntax_tree.ExpressionStatement(value, value.span)
+            if cursor.sees(":") and isinstance(value, syntax_tree.Name) and not value.module:
+                return self._for_each(first, value)
             if cursor.sees(":"):
                 hint = "tables are printed as a whole: end { print(@name); }"
                 raise cursor.wrong("there are no loops over the entries of a table", hint=hint)
@@ -434,6 +436,17 @@ class StatementParser:
         cursor.expect(")", "after the three parts of 'for'")
         body = self._body()
         return syntax_tree.For(start, condition, step, body, cursor.span_from(first))
+
+    def _for_each(self, first: Token, variable: syntax_tree.Name) -> syntax_tree.Statement:
+        cursor = self._cursor
+        cursor.take()
+        items = self.expressions.expression()
+        if isinstance(items, syntax_tree.TableAccess):
+            hint = "tables are printed as a whole: end { print(@name); }"
+            raise cursor.wrong("there are no loops over the entries of a table", hint=hint)
+        cursor.expect(")", "after the items of 'for'")
+        body = self._body()
+        return syntax_tree.ForEach(variable.name, items, body, cursor.span_from(first))
 
     def _switch(self) -> syntax_tree.Statement:
         cursor = self._cursor

@@ -33,6 +33,7 @@ __all__ = [
     "Expression",
     "ExpressionStatement",
     "For",
+    "ForEach",
     "Function",
     "If",
     "Increment",
@@ -312,6 +313,15 @@ class For(Node):
     span: Span
 
 
+class ForEach(Node):
+    """A loop ``for (name : items) body`` of a block of the tool; ``items`` is a word, or a call of it."""
+
+    name: str
+    items: Expression
+    body: Statement
+    span: Span
+
+
 class Case(Node):
     """A label ``case value:`` of a ``switch``, or ``default:`` if ``value`` is None."""
 
@@ -356,8 +366,8 @@ class Try(Node):
 
 
 Statement = (
-    Declaration | ExpressionStatement | Block | If | While | DoWhile | For | Case | Switch | Break | Continue | Return
-    | Try
+    Declaration | ExpressionStatement | Block | If | While | DoWhile | For | ForEach | Case | Switch | Break | Continue
+    | Return | Try
 )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from dprobes.dpc.typedtree import typed_values
+    from dprobes.dpc.typedtree.process_items import ItemKind
     from dprobes.dpc.typedtree.typed_values import Value, VariableKind
     from dprobes.dpc.types.c_types import CType, Member, Record
     from dprobes.source_text import Span
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = [
     "FunctionSignature",
     "GivenTypes",
+    "ItemName",
     "Meaning",
     "ModuleSymbol",
     "ModuleVariable",
@@ -67,6 +69,19 @@ class SlotName(NamedTuple):
 
     slot: int
     type: CType
+    span: Span
+
+
+class ItemName(NamedTuple):
+    """
+    The variable of a loop over items of the system, which has fields.
+
+    ``number`` counts such loops in a block; the fields that are numbers are in the slots from ``slot`` on.
+    """
+
+    kind: ItemKind
+    number: int
+    slot: int
     span: Span
 
 
@@ -284,7 +299,7 @@ class PlaceNames(Protocol):
         """
 
 
-Declared = SlotName | Named | ProgramVariable | ModuleSymbol
+Declared = SlotName | Named | ProgramVariable | ModuleSymbol | ItemName
 """Meanings that a declaration can give to a name."""
 
 Meaning = Declared | TracedField | ModuleVariable

@@ -23,11 +23,13 @@ if TYPE_CHECKING:
     from dprobes.dpc.syntax import syntax_tree
     from dprobes.dpc.typedtree import typed_values
     from dprobes.dpc.typedtree.name_scope import FunctionSignature
+    from dprobes.dpc.typedtree.process_items import ItemKind
     from dprobes.dpc.typedtree.typed_values import Argument, Local, Value
     from dprobes.source_text import Span
 
 __all__ = [
     "Clear",
+    "EachItem",
     "End",
     "Ending",
     "Evaluate",
@@ -143,6 +145,21 @@ class Loop(Node):
     span: Span
 
 
+class EachItem(Node):
+    """
+    A loop over the tasks of the system, or the files or mappings of ``process``, in a block of the tool.
+
+    ``number`` is that of the loop in its block. The fields that are numbers are in the slots from ``slot`` on.
+    """
+
+    kind: ItemKind
+    process: Value | None
+    number: int
+    slot: int
+    body: Statement
+    span: Span
+
+
 class Test(Node):
     """A ``case``: its value, None for ``default``, and the index of the statement to which it jumps."""
 
@@ -225,8 +242,8 @@ class TryCatch(Node):
 
 
 Statement = (
-    Evaluate | Log | Tally | Untally | Show | Clear | Cat | Quit | Select | Loop | Switch | Steps | Jump | Result | End
-    | Skip | TryCatch
+    Evaluate | Log | Tally | Untally | Show | Clear | Cat | Quit | Select | Loop | EachItem | Switch | Steps | Jump
+    | Result | End | Skip | TryCatch
 )  # fmt: skip
 
 

@@ -31,6 +31,8 @@ __all__ = [
     "Convert",
     "Either",
     "FunctionCall",
+    "ItemTest",
+    "ItemText",
     "Kept",
     "KeptTest",
     "Local",
@@ -271,10 +273,19 @@ class KeptTest(Node):
     type: CType
 
 
+class ItemTest(Node):
+    """A test if a field of a loop's item is ``text``, or begins with it; both kinds as in ``KeptTest``."""
+
+    field: ItemText
+    text: str
+    is_prefix: bool
+    type: CType
+
+
 Value = (
     Constant | Symbol | Register | System | Local | Variable | Memory | BitField | Arithmetic | Negation | Comparison
     | Not | Both | Either | Convert | Assign | Step | Choice | Sequence | FunctionCall | TextTest | CommTest
-    | TableValue | KeptTest
+    | TableValue | KeptTest | ItemTest
 )  # fmt: skip
 
 
@@ -301,6 +312,19 @@ class Literal(Node):
     """A string literal; a table has room for ``limit`` bytes of it as a value or key field."""
 
     text: str
+    limit: int
+    type: CType
+
+
+class ItemText(Node):
+    """
+    A string of the item that the loop ``number`` of a block visits; ``index`` is that of the field among the strings.
+
+    A table has room for ``limit`` bytes of it.
+    """
+
+    number: int
+    index: int
     limit: int
     type: CType
 
@@ -358,4 +382,4 @@ class NetworkAddress(Node):
     type: CType
 
 
-Argument = Value | Text | Bytes | Literal | TextChoice | CommName | StackTrace | Kept | NetworkAddress
+Argument = Value | Text | Bytes | Literal | ItemText | TextChoice | CommName | StackTrace | Kept | NetworkAddress

@@ -155,6 +155,7 @@ def is_item(argument: typed_values.Argument) -> bool:
             typed_values.Text
             | typed_values.Bytes
             | typed_values.Literal
+            | typed_values.ItemText
             | typed_values.TextChoice
             | typed_values.StackTrace
             | typed_values.Kept
@@ -183,7 +184,7 @@ def reads_memory_itself(value: typed_values.Value) -> bool:
     match value:
         case typed_values.Memory() | typed_values.BitField() | typed_values.TextTest() | typed_values.FunctionCall():
             return True
-        case typed_values.TableValue() | typed_values.KeptTest():
+        case typed_values.TableValue() | typed_values.KeptTest() | typed_values.ItemTest():
             return True
         case typed_values.Register(is_certain=True) | typed_values.System(is_certain=True):
             return False

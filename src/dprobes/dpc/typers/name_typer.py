@@ -10,6 +10,7 @@ from dprobes.diagnostics import did_you_mean
 from dprobes.dpc.syntax import syntax_tree
 from dprobes.dpc.typedtree import typed_values
 from dprobes.dpc.typedtree.name_scope import (
+    ItemName,
     ModuleSymbol,
     ModuleVariable,
     Named,
@@ -19,6 +20,7 @@ from dprobes.dpc.typedtree.name_scope import (
     SlotName,
     TracedField,
 )
+from dprobes.dpc.typedtree.process_items import FIELDS, strings_of
 from dprobes.dpc.typedtree.value_properties import folded
 from dprobes.dpc.typers.operator_typer import TypingError
 from dprobes.dpc.typers.provided_names import (
@@ -51,6 +53,7 @@ from dprobes.dpc.types.c_types import (
 )
 from dprobes.errors import TargetError
 from dprobes.rpn.instruction_set import PROCESS_NAME_SIZE, USER_FRAMES_MAX, text_problem
+from dprobes.rpn.keyed_tables import STRING_SIZE_MAX
 from dprobes.rpn.performance_counters import unknown_counter_hint
 
 if TYPE_CHECKING:
@@ -103,6 +106,9 @@ class NameTyper:
                 return self._values.decayed(typed_values.Memory(self.symbol(symbol), type_), name.span)
             case TracedField(field):
                 return self.field(field)
+            case ItemName(kind):
+                fields = ", ".join(f"{name.name}.{field}" for field in FIELDS[kind])
+                raise self._values.wrong(name.span, f"'{name.name}' is an item of a loop", f"it has {fields}")
             case int(number):
                 return typed_values.Constant(number, INT if INT.holds(number) else UNSIGNED)
             case ProvidedName():
@@ -546,6 +552,8 @@ class CallTyper:
                         raise self._values.wrong(subject.span, message, "leave the length out: str(p)")
                     is_prefix = size == length
                 return typed_values.TextTest(address, text, is_prefix, INT)
+            case syntax_tree.MemberAccess() if isinstance(field := self.text(subject), typed_values.ItemText):
+                return typed_values.ItemTest(field, text, is_prefix, INT)
             case syntax_tree.TableAccess() if (kept := self._values.kept(subject)) is not None:
                 return self._kept_test(kept, text, subject.span, is_prefix=is_prefix)
         if (
@@ -577,6 +585,10 @@ class CallTyper:
         match expression:
             case syntax_tree.TableAccess():
                 return self._values.kept(expression)
+            case syntax_tree.MemberAccess(syntax_tree.Name(name), field, is_arrow=False) if isinstance(
+                item := self._values.scope.find(name), ItemName
+            ):
+                return self._text_of_item(item, field)
             case syntax_tree.StringLiteral(text):
                 if (problem := text_problem(text)) is not None:
                     raise self._values.wrong(expression.span, f"this text cannot be kept or printed: {problem}")
@@ -607,6 +619,15 @@ class CallTyper:
             case syntax_tree.Call("ntop", arguments):
                 return self._network_address(arguments, expression.span)
         return None
+
+    def _text_of_item(self, item: ItemName, field: str) -> typed_values.ItemText | None:
+        """Return a field of a loop's item that is a string; None for other fields."""
+        form = FIELDS[item.kind].get(field)
+        if not isinstance(form, int):
+            return None
+        limit = min(form or self._values.types.string_limit, STRING_SIZE_MAX - 1) + 1
+        type_ = String(limit, marks=True)
+        return typed_values.ItemText(item.number, strings_of(item.kind).index(field), limit, type_)
 
     def _length(self, length: syntax_tree.Expression, hint: str) -> int:
         """Return the maximum length in bytes of a string, ``str(p, n)``; ``hint`` suggests an alternative."""

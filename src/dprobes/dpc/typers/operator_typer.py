@@ -266,6 +266,7 @@ class ExpressionTyper(Protocol):
 
     types: TypeTable
     operators: OperatorTyper
+    scope: Scope
 
     def value(self, expression: syntax_tree.Expression) -> Value:
         """Return the typed value of an expression; raise ``TypingError`` for errors, which are reported."""

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, assert_never
 
 from dprobes.dpc.syntax import syntax_tree
 from dprobes.dpc.typedtree import typed_program, typed_values
-from dprobes.dpc.typedtree.name_scope import Scope, SlotName
+from dprobes.dpc.typedtree.name_scope import ItemName, Scope, SlotName
+from dprobes.dpc.typedtree.process_items import ItemKind, numbers_of
 from dprobes.dpc.typedtree.value_properties import does_something, folded
 from dprobes.dpc.typers.provided_names import ACTIONS, TOOL_ACTIONS
 from dprobes.dpc.typers.type_table import UnknownTypeError
 from dprobes.dpc.typers.value_typer import TypingError
-from dprobes.dpc.types.c_types import Array, Enumeration, Floating, Integer, Void, is_scalar, promoted
+from dprobes.dpc.types.c_types import INT, Array, Enumeration, Floating, Integer, Void, is_scalar, promoted
 from dprobes.errors import TargetError
 
 if TYPE_CHECKING:
@@ -32,6 +33,9 @@ _ENDS = {
 }
 
 
+_ITEMS = {kind.value: kind for kind in ItemKind}
+
+
 class StatementTyper:
     """
     Typer of the statements of a handler, function or block.
@@ -43,6 +47,8 @@ class StatementTyper:
         self, values: ValueTyper, diagnostics: Diagnostics, *, result: CType | None = None, is_tool: bool = False
     ) -> None:
         self._is_tool = is_tool
+        self._items = 0
+        """The number of loops over items of the system."""
         self._values = values
         self._diagnostics = diagnostics
         self._result = result
@@ -104,6 +110,8 @@ class StatementTyper:
                 return typed_program.Loop(test, None, inner, tests_first=False, span=span)
             case syntax_tree.For():
                 return self._for(statement)
+            case syntax_tree.ForEach():
+                return self._for_each(statement)
             case syntax_tree.Switch():
                 return self._switch(statement)
             case syntax_tree.Case(_, span):
@@ -178,6 +186,36 @@ class StatementTyper:
             body = self._loop_body(loop.body)
             again = typed_program.Loop(test, step, body, tests_first=True, span=loop.span)
             return typed_program.Steps((*first, self._while(again)))
+        finally:
+            self._values.scope = outer
+
+    def _for_each(self, loop: syntax_tree.ForEach) -> typed_program.Statement:
+        """Return a loop over items of the system."""
+        if not self._is_tool:
+            hint = "write it in 'every 1s { … }', 'begin' or 'end', which the tool executes"
+            raise self._values.wrong(loop.span, "a loop over items of the system is for blocks of the tool", hint)
+        match loop.items:
+            case syntax_tree.Name(word) if word in _ITEMS and not _ITEMS[word].is_of_process:
+                kind, process = _ITEMS[word], None
+            case syntax_tree.Call(word, [number]) if word in _ITEMS and _ITEMS[word].is_of_process:
+                kind = _ITEMS[word]
+                process = self._values.converted(self._values.value(number), INT, number.span)
+            case _:
+                raise self._values.wrong(
+                    loop.items.span,
+                    f"there are no items '{loop.items.span.text}' to loop over",
+                    "there are tasks, files(pid) and maps(pid)",
+                )
+        outer = self._values.scope
+        self._values.scope = Scope(outer)
+        try:
+            slot = self._values.slots
+            self._values.slots += len(numbers_of(kind))
+            self._items += 1
+            item = ItemName(kind, self._items, slot, loop.span)
+            self._values.scope.add(loop.name, item)
+            body = self._loop_body(loop.body)
+            return typed_program.EachItem(kind, process, item.number, slot, body, loop.span)
         finally:
             self._values.scope = outer
 

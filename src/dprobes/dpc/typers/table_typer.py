@@ -616,7 +616,7 @@ class TableTyper:
                     return self._tables.text_kind(size), text.replaced(padding=whole - cells)
         if (
             not self._is_tool
-            or not isinstance(text, typed_values.Literal | typed_values.Kept)
+            or not isinstance(text, typed_values.Literal | typed_values.ItemText | typed_values.Kept)
             or not isinstance(text.type, String)
         ):
             return self._part(text, span), text
@@ -626,6 +626,8 @@ class TableTyper:
         limit = key.size or PROCESS_NAME_SIZE - 1
         if isinstance(text, typed_values.Kept):
             return known if text.type.limit == limit else self._part(text, span), text
+        if isinstance(text, typed_values.ItemText):
+            return known, text.replaced(limit=limit, type=String(limit))
         if len(text.text.encode()) > (shown := limit - (key.kind in (KeyKind.CUT_STRING, KeyKind.CUT_TEXT))):
             raise self._values.wrong(span, f"this table has room for {shown} bytes of a string")
         return known, typed_values.Literal(text.text, limit, String(limit))
@@ -642,7 +644,7 @@ class TableTyper:
                     message = f"a string in a table has at most {STRING_SIZE_MAX - 1} bytes, not {limit - marks}"
                     raise self._values.wrong(span, message)
                 return f"{'cut' if marks else ''}str[{limit}]"
-            case typed_values.Literal(_, limit):
+            case typed_values.Literal(_, limit) | typed_values.ItemText(_, _, limit):
                 return f"cutstr[{limit}]"
             case typed_values.StackTrace(is_kernel, frames):
                 return f"{'k' if is_kernel else 'u'}stack" + ("" if frames is None else f"[{frames}]")

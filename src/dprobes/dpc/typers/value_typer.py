@@ -9,7 +9,8 @@ from dprobes.diagnostics import did_you_mean
 from dprobes.dpc.modules.probed_modules import KERNEL, KERNEL_MODULE
 from dprobes.dpc.syntax import syntax_tree
 from dprobes.dpc.typedtree import typed_values
-from dprobes.dpc.typedtree.name_scope import ProgramVariable, Scope, Surroundings
+from dprobes.dpc.typedtree.name_scope import ItemName, ProgramVariable, Scope, Surroundings
+from dprobes.dpc.typedtree.process_items import FIELDS, numbers_of
 from dprobes.dpc.typedtree.value_properties import folded, steady
 from dprobes.dpc.typers.name_typer import CallTyper, NameTyper
 from dprobes.dpc.typers.operator_typer import OperatorTyper, TypingError
@@ -146,6 +147,8 @@ class ValueTyper:
                 return self.operators.unary(operator, self.value(operand), operand.span)
             case syntax_tree.MemberAccess(syntax_tree.Name("args"), field) if self._where.is_traced:
                 return self.names.field(field)
+            case syntax_tree.MemberAccess(_, field) if (item := self._item(expression)) is not None:
+                return self._field_of_item(item, field, expression)
             case syntax_tree.MemberAccess() if (part := self.names.part(expression)) is not None:
                 return self.names.whole(part, expression.span)
             case syntax_tree.Index() | syntax_tree.MemberAccess():
@@ -225,6 +228,8 @@ class ValueTyper:
 
     def _place(self, expression: syntax_tree.Expression) -> Place:
         match expression:
+            case syntax_tree.MemberAccess() if self._item(expression) is not None:
+                raise self.wrong(expression.span, "a field of a loop's item is not changed, and has no address")
             case syntax_tree.Unary("*") | syntax_tree.Index() | syntax_tree.MemberAccess():
                 return self._place_of_memory(expression)
             case syntax_tree.Name():
@@ -280,6 +285,26 @@ class ValueTyper:
                 array.kind, array.first + index.value * self.operators.width(array.type), array.type
             )
         return typed_values.Variable(array.kind, array.first, array.type, self.converted(index, self.types.word, span))
+
+    def _item(self, access: syntax_tree.MemberAccess) -> ItemName | None:
+        """Return the item of a loop whose field an expression is; None for other members."""
+        found = self.scope.find(access.base.name) if isinstance(access.base, syntax_tree.Name) else None
+        return found if isinstance(found, ItemName) else None
+
+    def _field_of_item(self, item: ItemName, field: str, access: syntax_tree.MemberAccess) -> Value:
+        """Return a field of a loop's item that is a number."""
+        fields = FIELDS[item.kind]
+        form = fields.get(field)
+        if form is None or access.is_arrow:
+            raise self.wrong(
+                access.span,
+                f"an item of '{item.kind.value}' has no field '{'->' if access.is_arrow else ''}{field}'",
+                f"it has {', '.join(f'{access.base.span.text}.{name}' for name in fields)}",
+            )
+        if not isinstance(form, Integer):
+            hint = "print it, compare it with a text in quotes, or use it as a key"
+            raise self.wrong(access.span, f"'{access.span.text}' is a string", hint)
+        return typed_values.Local(item.slot + numbers_of(item.kind).index(field), form)
 
     def _copy_of_cpu(self, call: syntax_tree.Call) -> typed_values.Memory:
         """
@@ -493,6 +518,8 @@ class ValueTyper:
             return part.type
         if isinstance(expression, syntax_tree.MemberAccess) and self._is_traced_field(expression):
             return self.names.type_of_field(expression.name) or self.types.long
+        if isinstance(expression, syntax_tree.MemberAccess) and self._item(expression) is not None:
+            return self.value(expression).type
         if isinstance(expression, syntax_tree.Index | syntax_tree.MemberAccess) or _is_copy_of_cpu(expression):
             return self.place(expression).type
         if isinstance(expression, syntax_tree.Name) and (type_ := self.names.type_of(expression)) is not None:
