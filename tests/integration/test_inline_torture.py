@@ -7,22 +7,16 @@ again. Short forms run always; ``make torture`` has the long ones.
 
 from __future__ import annotations
 
-import contextlib
-import random
 import re
 import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.engine_interface import Scope
 from dprobes.engines.inline.inline_engine import InlineEngine
-from dprobes.errors import EngineError
-from integration.ebpf.insessions import compiled
-from integration.support import TIMEOUT, await_line, await_message, await_true, read_result, running
-from integration.test_replacing import Chain, await_hits
-from integration.test_stress import SITES, report_of, source, stress
-from support.attachments import job_of
+from integration.support import TIMEOUT, await_line, await_message, read_result, running
+from integration.test_replacing import Chain, check_replacements
+from integration.test_stress import stress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,26 +44,7 @@ def chain() -> Iterator[Chain]:
 def test_no_hit_is_lost_as_jumps_come_and_go(
     stress: Stress, chain: Chain, seed: int, rounds: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    command = stress.command(seed, rounds)
-    unprobed = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=True)
-    dice = random.Random(seed)
-    last = chain.enter(job_of(compiled(source()), Scope(command=tuple(command))))
-    replacements = 0
-    while last.finished is None:
-        await_hits(last, sum(last.hits) + dice.randrange(150))
-        job = job_of(compiled(source()), Scope(command=tuple(command)), replaces=last.session)
-        with contextlib.suppress(EngineError):  # that it has ended meanwhile
-            last = chain.enter(job)
-            replacements += 1
-    await_true(lambda: last.finished is not None, "the end", TIMEOUT)
-    chain.finish()
-    assert replacements >= 3
-    assert last.finished is not None
-    assert last.finished.exit_status == 0
-    report = report_of(stress, capfd.readouterr().out)
-    assert report.checksum == report_of(stress, unprobed.stdout).checksum
-    for (file, where), hits in chain.hits.items():
-        assert hits == report.calls[SITES.index(where.removeprefix("stress_")), file]
+    check_replacements(stress, chain, seed, rounds, lambda: capfd.readouterr().out)
 
 
 def test_all_functions_of_a_library_are_counted_as_by_breakpoints(run: Runner, tmp_path: Path) -> None:
