@@ -404,5 +404,6 @@ def nobody_python() -> str:
 
 
 def readable_by_all(path: str) -> bool:
-    real = Path(path).resolve()
-    return all(parent.stat().st_mode & 0o005 == 0o005 for parent in real.parents)
+    """Return whether all users may come to a file, by its path and by that to which its links lead."""
+    directories = {*Path(path).absolute().parents, *Path(path).resolve().parents}
+    return all(directory.stat().st_mode & 0o005 == 0o005 for directory in directories)

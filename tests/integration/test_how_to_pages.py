@@ -77,6 +77,12 @@ LOOP = "echo ready; while read line; do cat /etc/hostname > /dev/null; echo done
 """For each line a program is started, and has ended when the answer comes."""
 
 
+def require_namespaces() -> None:
+    words = ["unshare", "--pid", "--mount", "--fork", "--kill-child", "--mount-proc", "true"]
+    if subprocess.run(words, check=False, capture_output=True, timeout=TIMEOUT).returncode:
+        pytest.skip("no PID and mount namespaces can be made, as in a chroot")
+
+
 @pytest.fixture(scope="module")
 def docker_like(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Return the words that start a command with the namespaces, capabilities and system calls of Docker's default."""
@@ -92,8 +98,8 @@ def docker_like(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     bounding = "-all," + ",".join(f"+{name}" for name in CAPABILITIES.split(","))
     words = ["unshare", "--pid", "--mount", "--fork", "--kill-child", "--mount-proc", "setpriv"]
     words += [f"--bounding-set={bounding}", "--inh-caps=-all", str(confine)]
-    if subprocess.run([*words, "true"], check=False, capture_output=True, timeout=TIMEOUT).returncode:
-        pytest.skip("no PID and mount namespaces can be made")
+    require_namespaces()
+    assert subprocess.run([*words, "true"], check=False, capture_output=True, timeout=TIMEOUT).returncode == 0
     assert subprocess.run([*words, "unshare", "-m", "true"], check=False, capture_output=True).returncode != 0
     return words
 
@@ -144,7 +150,7 @@ def test_a_container_as_docker_starts_it_may_not_use_ebpf(docker_like: list[str]
     assert "this user lacks CAP_BPF and CAP_PERFMON" in done.stderr
 
 
-def test_a_rootless_container_probes_its_commands_and_no_bpf() -> None:
+def test_a_rootless_container_probes_its_commands_and_no_bpf(nobody_environment: dict[str, str]) -> None:
     rootless = ["unshare", "-Urpf", "--kill-child", "--mount-proc"]
     python = nobody_python() if os.geteuid() == 0 else sys.executable
     user = as_nobody() if os.geteuid() == 0 else {}
@@ -159,7 +165,7 @@ def test_a_rootless_container_probes_its_commands_and_no_bpf() -> None:
         "-e",
         'libc.so.6:_exit(int status) { printf("ends with %d", status) }',
     ]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "HOME": "/nonexistent"}
+    environment = {**os.environ, **nobody_environment, "HOME": "/nonexistent"}
     done = subprocess.run(
         [*command, "--", "sh", "-c", "exit 3"], capture_output=True, text=True, timeout=TIMEOUT, check=False,
         env=environment, cwd="/", **user,
@@ -175,6 +181,7 @@ def test_a_rootless_container_probes_its_commands_and_no_bpf() -> None:
 @contextlib.contextmanager
 def shop(*words: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """Run a shell in a container, which reads a file for each line it gets; yield it with its id on the host."""
+    require_namespaces()
     with running("unshare", "--pid", "--fork", "--kill-child", "--mount-proc", *words, stdin=subprocess.PIPE) as shell:
         await_line(shell)
         (pid,) = Path(f"/proc/{shell.pid}/task/{shell.pid}/children").read_text().split()
@@ -188,7 +195,7 @@ def interrupted(command: str, shell: subprocess.Popen[str]) -> str:
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
-        messages = await_message(client, "is active")
+        messages = await_message(client, "active")
         assert shell.stdin is not None
         for _ in range(2):
             shell.stdin.write("go\n")
