@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import sys
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from dprobes.bpf.map_layouts import ENTRY_HEAD, KIND_SHIFT
-from dprobes.engines.ring_spans import HEADER_SIZE, sizes_in
+from dprobes.engines.ring_spans import HEADER_SIZE
 from dprobes.errors import FormatError
 from dprobes.record.record_rows import PackedRows
-from dprobes.record.record_table import RecordTable
 
-if TYPE_CHECKING:
-    from dprobes.engines.ring_spans import Span
-
-__all__ = ["packed_entries", "packed_span"]
+__all__ = ["packed_entries"]
 
 _LENGTH = 4
 _HEAD_SIZE = ENTRY_HEAD.size
@@ -31,24 +26,6 @@ def packed_entries(table: bytes, stride: int) -> PackedRows | None:
         return PackedRows.of_table(table, stride, _places(size))
     except FormatError:
         return None
-
-
-def packed_span(data: bytes, span: Span) -> RecordTable | None:
-    """Return the entries of a span as records, or None if there are too many sizes, or several kinds of one size."""
-    if span.stride:
-        rows = packed_entries(data[span.start : span.stop], span.stride)
-        return None if rows is None else RecordTable.of_rows(rows)
-    found = sizes_in(data, span.start, span.stop)
-    if found is None:
-        return None
-    groups, order = found
-    parts = []
-    for stride, places in groups:
-        part = packed_entries(b"".join([data[at : at + stride] for at in places]), stride)
-        if part is None:
-            return None
-        parts.append(part)
-    return RecordTable(parts, order)
 
 
 @lru_cache(64)

@@ -44,7 +44,6 @@ __all__ = ["JUMP_SIZE", "SHORT_JUMP_SIZE", "Method", "Plan", "Reach", "Refusal",
 
 
 JUMP_SIZE, SHORT_JUMP_SIZE = 5, 2
-CACHE_LINE = 64
 _PAGE = 4096
 
 
@@ -130,11 +129,6 @@ class Plan(NamedTuple):
         Bytes after the written ones must stay.
         """
         return self.start + (SHORT_JUMP_SIZE if self.padding is not None else reach.prefixes + JUMP_SIZE)
-
-    @property
-    def crosses_cache_line(self) -> bool:
-        """True if a processor may see a part of the change, so that all threads must be stopped for it."""
-        return self.start // CACHE_LINE != (self.start + self.written - 1) // CACHE_LINE
 
     @property
     def crosses_page(self) -> bool:
