@@ -61,6 +61,17 @@ NAMES = {
 """The features of kernels in words, and their use."""
 
 
+DISTRIBUTIONS = (
+    ("Debian 12", "Python 3.11, glibc 2.36, gcc 12, gdb 13", "all tests, at each change"),
+    (
+        "Debian 13",
+        "Python 3.13, glibc 2.41, gcc 14, gdb 16",
+        "unit tests and cases; most of `tests/integration` in a chroot on Linux 6.18, on 2026-11-30",
+    ),
+)
+"""The distributions on which tests ran, with their versions of what the tests depend on most."""
+
+
 def table(head: Iterable[str], body: Iterable[Iterable[str]]) -> Iterator[str]:
     head = tuple(head)
     yield f"| {' | '.join(head)} |"
@@ -159,4 +170,6 @@ def document() -> str:
             for name, feature in sorted(FEATURES.items(), key=lambda item: item[1].since)
         ),
     )
+    lines += ["## Distributions", "", "Tests ran on these distributions.", ""]
+    lines += table(("distribution", "versions", "tests"), DISTRIBUTIONS)
     return "\n".join(lines).rstrip() + "\n"
