@@ -1,5 +1,5 @@
 """
-The Python API: building or compiling a probe program, its insertion, and iteration over its records.
+Python API: building or compiling a probe program, its insertion, and iteration over its records.
 
 ``dprobes`` exports its names; docs/how-to/python.md is the guide. The command line uses these modules, too.
 """

@@ -140,9 +140,9 @@ def parse_c(
     tell_type: TypeListener | None = None,
 ) -> ParsedSource:
     """
-    Return the contents of a source in DProbes C.
+    Parse and compile a source in DProbes C.
 
-    ``tell_type`` is called with the type of each expression and parameter; None: not called. The other arguments are
+    ``tell_type`` is called with the type of each expression and parameter, unless it is None. The other arguments are
     those of ``parse_programs``.
     """
     from dprobes.dpc.compiler import compile_source as compile_c
@@ -159,13 +159,14 @@ def parse_c(
 @dataclass(frozen=True)
 class CompiledProgram:
     """
-    A program that can be inserted, with the symbols of its module.
+    Program that can be inserted, with the symbols of its module.
 
-    ``diagnostics`` are warnings and notes about it. ``ppdf`` is the contents of a ``.ppdf`` file, or was built for
-    certain modules; otherwise it is None. ``templates`` maps the names of its template files to their bytes.
-    ``companions`` are the programs for other modules from the same source, which share its variables and tables;
-    ``companion_symbols`` are the symbols of each, if they differ. ``tool`` has the blocks of the tool; None means that
-    there are none.
+    * ``diagnostics`` has warnings and notes about it.
+    * ``ppdf`` is the contents of a ``.ppdf`` file, or was built for certain modules; otherwise it is None.
+    * ``templates`` maps the names of its template files to their bytes.
+    * ``companions`` has the programs for other modules from the same source, which share its variables and tables.
+      ``companion_symbols`` has the symbols of each, if they differ.
+    * ``tool`` has the blocks of the tool, or is None.
     """
 
     program: Program
@@ -287,8 +288,8 @@ def compile_file(
     Compile a ``.rpn`` or ``.dpc`` file, as ``dprobes check`` does.
 
     ``defines`` and ``includes`` are for the preprocessor (``-D``, ``-I``). ``symbols`` is a file with the module's
-    symbols (``--sym``). ``allow_write`` allows instructions that change or stop the target. ``modules`` are the files
-    of the module for which the program is compiled. By default the program is checked against the module on this
+    symbols (``--sym``). ``allow_write`` allows instructions that change or stop the target. ``modules`` has the files
+    of the module for which the program is compiled. By default, the program is checked against the module on this
     machine, if there is one.
 
     Raise ``SourceError`` with all diagnostics if there are errors.
@@ -311,7 +312,7 @@ def compile_source(
     modules: Iterable[str | Path] | None = None,
 ) -> CompiledProgram:
     """
-    Compile the source text of a program in RPN; ``name`` is its file name in messages.
+    Compile the source text of a program in RPN. ``name`` is its file name in messages.
 
     The other arguments are those of ``compile_file``.
     """
@@ -383,10 +384,10 @@ def load_ppdf(
     """
     Read a ``.ppdf`` file, which ``CompiledProgram.save`` and ``dprobes build`` write.
 
-    The program can be inserted into the builds of its module that it was made for; without ``verify_build_id`` also
-    into others. Without ``verify_opcodes`` the instructions at its probepoints may differ from those of these builds.
-    ``allow_write`` is required for a program that ``needs_write``. Raise ``FormatError`` if the file is damaged or not
-    a PPDF.
+    The program can be inserted into the builds of its module for which it was made. Without ``verify_build_id``, it can
+    be inserted into other builds, too. Without ``verify_opcodes``, the instructions at its probepoints may differ from
+    those of these builds. ``allow_write`` is required for a program that ``needs_write``. Raise ``FormatError`` if the
+    file is damaged or not a PPDF.
     """
     ppdf = read_compiled(Path(path))
     loaded = _carried(ppdf, str(path), verify_build_id=verify_build_id, verify_opcodes=verify_opcodes)
@@ -414,11 +415,9 @@ def load_program(
     """
     Read a program, source or compiled, and keep the definitions of certain groups and types.
 
-    ``module`` is the default module of probes in DProbes C; ``files`` finds the files of modules for them. The programs
-    for further modules become companions.
-
-    Only syntax or file format is checked: the module is not searched for. Raise a subclass of ``DprobesError`` for
-    errors.
+    ``module`` is the default module of probes in DProbes C; ``files`` finds the files of their modules. The programs
+    for further modules become companions. Only syntax or file format is checked: the module is not searched for. Raise
+    a subclass of ``DprobesError`` for errors.
     """
     if isinstance(source, Path) and is_compiled(source):
         loaded = load_ppdf(source, verify_build_id=verify_build_id, verify_opcodes=verify_opcodes)

@@ -1,4 +1,4 @@
-"""An inserted program of a session: its records, counts, variables and removal."""
+"""Inserted program of a session: its records, counts, variables and removal."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ __all__ = ["InsertedProgram", "Probepoint", "RecordList", "RecordQueue", "total"
 
 class RecordQueue:
     """
-    A buffer of encoded records of up to ``limit`` bytes; further records are lost, and counted in ``lost``.
+    Buffer of encoded records of up to ``limit`` bytes. Further records are lost, and counted in ``lost``.
 
     The queue is over when it is empty and every ``open`` was followed by a ``close``.
     """
@@ -153,15 +153,15 @@ _FIRST = ("process_name", "pid", "tid", "symbol")
 """The first columns in a notebook, after the time."""
 
 _HIDDEN = frozenset({"time", "major", "minor", "cpu", "uid", "cs", "ip", "ss", "sp", "module", "function", "at_return"})
-"""The columns that a notebook omits; ``to_dicts`` and tables contain them."""
+"""Columns that a notebook omits. ``to_dicts`` and tables contain them."""
 
 
 class RecordList(Sequence["LogRecord"]):
     """
-    An immutable list of records; ``ProbeSession.collect`` returns one, and it can be constructed from any records.
+    Immutable list of records. ``ProbeSession.collect`` returns one, and it can be constructed from any records.
 
-    ``offset``, in nanoseconds, is added to their times to obtain wall-clock times; the default is that of this machine
-    and boot.
+    ``offset``, in nanoseconds, is added to their times to obtain wall-clock times. The default is the offset of this
+    machine and boot.
     """
 
     def __init__(self, records: Iterable[LogRecord] = (), *, offset: int | None = None) -> None:
@@ -206,7 +206,7 @@ class RecordList(Sequence["LogRecord"]):
         return pa.table({name: _array(values, _KINDS.get(name)) for name, values in columns.items()})
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return the table of ``to_arrow`` as a DataFrame; this needs pandas as well."""
+        """Return the table of ``to_arrow`` as a DataFrame. This needs pandas, too."""
         return self.to_arrow().to_pandas()
 
     def _columns(self) -> dict[str, list[Any]]:
@@ -330,11 +330,11 @@ class _Followed(FollowedProgram):
 
 class InsertedProgram:
     """
-    An inserted program, with its counts, variables and removal; created by ``ProbeSession.insert``.
+    Inserted program, with its counts, variables and removal; created by ``ProbeSession.insert``.
 
-    ``engine`` is the name of its engine, ``reason`` the reason for that choice (None: the user requested it).
-    ``diagnostics`` are warnings and notes about the program. The methods may be called in any thread, also after the
-    end of the program.
+    ``engine`` is the name of its engine. ``reason`` is the reason for that choice, or None if the user requested the
+    engine. ``diagnostics`` has warnings and notes about the program. The methods may be called in any thread, also
+    after the end of the program.
     """
 
     def __init__(
@@ -376,7 +376,7 @@ class InsertedProgram:
 
     @property
     def has_ended(self) -> bool:
-        """True if the program has ended: none of its probepoints is inserted any more."""
+        """True if the program has ended, so that none of its probepoints is inserted any more."""
         return self._followed.has_ended
 
     @property
@@ -427,7 +427,7 @@ class InsertedProgram:
 
     def clear_tables(self, pattern: str = "*") -> None:
         """
-        Clear the keyed tables whose names match a pattern, by default all; the program continues to use them.
+        Clear the keyed tables whose names match a pattern, by default all. The program continues to use them.
 
         Raise ``EngineError`` if no name matches.
         """
@@ -451,9 +451,9 @@ class InsertedProgram:
 
     def remove(self, minor: int | None = None) -> None:
         """
-        Remove the program, and wait until it is removed; earlier records can still be read.
+        Remove the program, and wait until it is removed. Earlier records can still be read.
 
-        With ``minor``, request only the removal of the probepoints of definitions with this code, without waiting.
+        With ``minor``, only request the removal of the probepoints of definitions with this code, and do not wait.
         Raise ``EngineError`` if there is no such probepoint, or if the removal takes too long.
         """
         if minor is None:

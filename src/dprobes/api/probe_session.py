@@ -44,11 +44,11 @@ ALL_ITEMS = sum(Item, Item(0)) & ~ABOUT_RECORDS
 
 class ProbeSession:
     """
-    A set of programs that are inserted into the processes of a scope, and the records of these programs.
+    Set of programs that are inserted into the processes of a scope, and the records of these programs.
 
-    A session is created by ``attach``, ``launch`` and ``everywhere``. Use it as a context manager: at the end of the
-    block, also after an exception, all probepoints are removed; unread records remain readable. Several threads may use
-    a session. Its programs share the global variables (``gv``).
+    A session is created by ``attach``, ``launch`` and ``everywhere``, and is a context manager: at the end of the
+    block, also after an exception, all probepoints are removed. Unread records can still be read. Several threads may
+    use a session. Its programs share the global variables (``gv``).
     """
 
     def __init__(self, scope: Scope, options: EngineOptions, *, engine: str, items: Item, buffer: int) -> None:
@@ -75,7 +75,7 @@ class ProbeSession:
         self.close()
 
     def close(self) -> None:
-        """Remove all programs, and wait until they are removed; it may be called more than once."""
+        """Remove all programs, and wait until they are removed. It may be called more than once."""
         with self._changing:
             if self._is_closed:
                 return
@@ -109,9 +109,10 @@ class ProbeSession:
         ``replaces`` is a program of this session that the new one replaces: every hit is seen by exactly one of them. A
         launched command does not start yet (``go``).
 
-        Raise ``SourceError`` if the program has errors, or does not fit the module; ``TargetError`` if the process or
-        command does not exist; ``EngineError`` if no engine can insert it. Earlier programs stay inserted in these
-        cases. The failure of a single probepoint is reported only in ``InsertedProgram.probepoints``.
+        Raise ``SourceError`` if the program has errors, or does not fit the module. Raise ``TargetError`` if the
+        process or command does not exist, and ``EngineError`` if no engine can insert the program. Earlier programs
+        stay inserted in these cases. The failure of a single probepoint is reported only in
+        ``InsertedProgram.probepoints``.
         """
         compiled = self._compiled(program).select(groups, types)
         with self._changing:
@@ -166,9 +167,9 @@ class ProbeSession:
         """
         Iterate over the records of all programs as they arrive, each once.
 
-        The iteration ends when no program is inserted any more, or if no record arrived for ``timeout`` seconds; a
-        later iteration continues. Raise ``EngineError`` at the end for a program that failed, or of which no probepoint
-        could be inserted. The first iteration starts a launched command.
+        The iteration ends when no program is inserted any more, or if no record arrived for ``timeout`` seconds. A
+        later iteration continues. At the end, raise ``EngineError`` for a program that failed, or that has no inserted
+        probepoint. The first iteration starts a launched command.
         """
         self._begin_command()
         while batch := self._queue.take(timeout):
@@ -229,11 +230,12 @@ class ProbeSession:
 
     def wait(self, timeout: float | None = None) -> int | None:
         """
-        Wait until all programs have ended by themselves: with the processes in scope, or removed by their handlers.
+        Wait until all programs have ended by themselves.
 
-        A launched command is started if necessary. Return its exit status, negative for a signal, or None without a
-        command, and after ``timeout`` seconds. Raise ``EngineError`` for a program that failed, or of which no
-        probepoint could be inserted.
+        A program ends with the processes in scope, or when its handlers have removed all probepoints. A launched
+        command is started if necessary. Return its exit status, which is negative for a signal, or None without a
+        command or after ``timeout`` seconds. Raise ``EngineError`` for a program that failed, or that has no inserted
+        probepoint.
         """
         import time
 
@@ -436,11 +438,11 @@ def attach(
 
     Raise ``EngineError`` if there is no such process, or none that can be probed.
 
-    ``engine`` is a value of ``dprobes run --engine``; "auto" chooses an engine with the features that a program needs,
-    the ebpf engine if that is possible. An engine with an endpoint (``gdb=HOST:PORT``) takes no ``pid``: the session is
-    for the endpoint's target. ``items`` are the header items of records: fewer items make smaller records.
+    ``engine`` is a value of ``dprobes run --engine``. "auto" chooses an engine with the features that a program needs,
+    the ebpf engine if possible. An engine with an endpoint (``gdb=HOST:PORT``) takes no ``pid``, because the session is
+    for the endpoint's target. ``items`` has the header items of records; fewer items make smaller records.
     ``allow_write`` allows programs to change or stop the target. ``exact``, ``pid_namespace``, ``core_directory``,
-    ``ring_size`` (in bytes) and ``overhead`` (in percent, 0 for no limit) are those of ``dprobes run``. ``buffer`` is
+    ``ring_size`` (in bytes) and ``overhead`` (in percent, 0 for no limit) are options of ``dprobes run``. ``buffer`` is
     the maximum size of unread records in bytes.
     """
     options = _options(core_directory, allow_write, exact, pid_namespace, ring_size, overhead)
@@ -471,7 +473,7 @@ def launch(
     Return a session for a command, a list of words.
 
     The command starts at the first ``records`` or ``wait``, or with ``ProbeSession.go``. Programs that were inserted
-    before probe it from its first instruction on. The end of the session does not end a running command; a command that
+    before probe it from its first instruction on. The end of the session does not end a running command. A command that
     has not started is never executed. ``ProbeSession.wait`` returns its exit status. Raise ``TargetError`` if the
     command does not exist.
 
@@ -500,7 +502,7 @@ def everywhere(
     overhead: float | None = None,
 ) -> ProbeSession:
     """
-    Return a session for all processes, including later ones; it needs the ebpf engine, and so root.
+    Return a session for all processes, including later ones. It needs the ebpf engine, and so root.
 
     ``cgroup`` limits it to the processes of a directory below /sys/fs/cgroup, ``uid`` to those of a real user id. The
     other arguments are those of ``attach``.

@@ -100,7 +100,7 @@ class _Lines:
         self.spans: list[Span] = []
 
     def add(self, text: str) -> None:
-        """Add the lines of ``text`` as statements; their span is that of the current call."""
+        """Add the lines of ``text`` as statements. Their span is that of the current call."""
         place = self.places.here(text.strip())
         for line in text.splitlines():
             self.strings.append(line)
@@ -170,7 +170,7 @@ class ProcedureBuilder(CodeBuilder):
 
 class ProgramBuilder:
     r"""
-    A builder of a probe program for one module.
+    Builder of a probe program for one module.
 
     ::
 
@@ -178,10 +178,10 @@ class ProgramBuilder:
         with program.probe("malloc", minor=1, maxhits=100) as handler:
             handler.push_r("arg0").log(1).exit()
 
-    ``name`` is the module: a program, a shared library, or its path; with ``modtype`` "kernel" or "kmod" the kernel or
-    one of its modules. The other arguments are the statements of the file header (docs/reference/rpn.md): ``vars``,
-    ``gvars``, ``cvars`` and ``tvars`` are the numbers of local, global, per-CPU and per-thread variables; each of
-    ``table`` is the text after ``table =``; ``logmax``, ``ex_logmax`` and ``heapmax`` are in bytes.
+    ``name`` is the module: a program, a shared library, or its path. With ``modtype`` "kernel" or "kmod", it is the
+    kernel or one of its modules. The other arguments are the statements of the file header (docs/reference/rpn.md):
+    ``vars``, ``gvars``, ``cvars`` and ``tvars`` are the numbers of local, global, per-CPU and per-thread variables.
+    Each of ``table`` is the text after ``table =``. ``logmax``, ``ex_logmax`` and ``heapmax`` are in bytes.
 
     A builder is accepted wherever a program is expected. Building it reports all errors in one ``SourceError``, which
     refers to the lines of Python.
@@ -257,9 +257,10 @@ class ProgramBuilder:
         """
         Begin a probe definition at ``offset``: a function, ``"function + 4"``, a file offset, or a pattern.
 
-        With ``at_return`` the handler runs immediately after the function has returned (``return = yes``). ``minor`` is
-        in each record, and distinguishes the handlers of a program. With ``patch``, ``"OBJECT:SYMBOL"``, the function
-        is replaced, and the definition has no handler. The other arguments are the header statements of the same name.
+        With ``at_return``, the handler runs immediately after the function has returned (``return = yes``). ``minor``
+        is in each record, and distinguishes the handlers of a program. With ``patch``, ``"OBJECT:SYMBOL"``, the
+        function is replaced, and the definition has no handler. The other arguments are the header statements of the
+        same name.
         """
         return self._definition(
             offset=offset,
@@ -293,11 +294,11 @@ class ProgramBuilder:
         heap: int | None = None,
     ) -> HandlerBuilder:
         """
-        Begin a probe definition that watches memory: a symbol, an address, or a range ``"first : last"``, inclusive.
+        Begin a probe definition that watches memory: a symbol, an address, or an inclusive range ``"first : last"``.
 
-        ``access`` is the kind of accesses that are hits: "w" writes, "rw" reads and writes, "x" execution.
-        With "in" (reads), "out" (writes) or "io" (both), ``address`` is an I/O port or a range of ports. The other
-        arguments are the header statements of the same name.
+        With ``access`` "w", writes are hits, with "rw" reads and writes, with "x" execution. With "in" (reads), "out"
+        (writes) or "io" (both), ``address`` is an I/O port or a range of ports. The other arguments are the header
+        statements of the same name.
         """
         return self._definition(
             address=address,
@@ -389,7 +390,7 @@ class ProgramBuilder:
         allow_write: bool = False,
         modules: Iterable[str | Path] | None = None,
     ) -> CompiledProgram:
-        """Build and check the program; the arguments and errors are those of ``compile_file``."""
+        """Build and check the program. Arguments and errors are those of ``compile_file``."""
         from dprobes.api.compiled_program import compile_program
 
         return compile_program(self.build(), symbols=symbols, allow_write=allow_write, modules=modules)

@@ -1,4 +1,4 @@
-"""The command line: one module for each verb, which ``main`` finds by name."""
+"""Command line, with one module for each verb, which ``main`` finds by name."""
 
 from __future__ import annotations
 

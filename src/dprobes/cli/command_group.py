@@ -65,7 +65,7 @@ _MODULES = {
 
 
 def command_of(verb: str) -> click.Command:
-    """Return the click command of a verb such as ``run``; its module is imported only now."""
+    """Return the click command of a verb such as ``run``. Its module is imported only now."""
     name = verb.replace("-", "_")
     command = getattr(importlib.import_module(f"dprobes.cli.verbs.{_MODULES.get(verb, name)}"), f"{name}_command")
     assert isinstance(command, click.Command)

@@ -40,7 +40,7 @@ def compiled_here(
 
     ``file`` is a path, or a source text. ``vantage`` is the request, with the thread or command whose file system is
     searched for modules. ``templates`` is the directory of its templates. ``kernel_types`` is a file with the types of
-    the kernel; without it, they are those of the probed kernel. Raise the same errors as ``build_ppdf``.
+    the kernel; without it, the types of the probed kernel are used. Errors are those of ``build_ppdf``.
     """
     source = parse_programs(
         source_of(file) if isinstance(file, str) else file,

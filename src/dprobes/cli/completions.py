@@ -1,8 +1,8 @@
 """
 Shell completion: one table from parameters to functions, used only when a shell requests completions.
 
-The shells' scripts call the command with a variable (``cli.COMPLETE_VARIABLE``) in the environment; click finds the
-parameter at the cursor. All errors are silent: messages would disturb the line that the user is editing.
+The shells' scripts call the command with a variable (``cli.COMPLETE_VARIABLE``) in the environment. click finds the
+parameter at the cursor. All errors are silent, because messages would disturb the line that the user is editing.
 """
 
 from __future__ import annotations
@@ -257,9 +257,9 @@ def _examples(_ctx: click.Context, _incomplete: str) -> Iterable[str]:
 
 def _listed(find: Callable[[click.Context], Iterable[str]]) -> Callable[[click.Context, str], Iterable[str]]:
     """
-    Return a completion function for a comma-separated list: only the text after the last comma is completed.
+    Return a completion function for a comma-separated list, which completes the text after the last comma.
 
-    ``find`` returns all possible elements; those already in the list are omitted.
+    ``find`` returns all possible elements. Those already in the list are omitted.
     """
 
     def complete(ctx: click.Context, incomplete: str) -> Iterable[str]:
@@ -349,7 +349,7 @@ def _places(ctx: click.Context, incomplete: str) -> Iterator[str]:
 
 def known_modules(pid: int | None) -> Iterator[str]:
     """
-    Return the names of the modules that a process maps, and of libraries; there may be duplicates.
+    Return the names of the modules that a process maps, and of libraries. There may be duplicates.
 
     Without ``pid``, return those of all processes.
     """

@@ -3,9 +3,10 @@ Messages to the user, on standard error, and lines and tables on standard output
 
 Quoted text is untrusted: characters that disturb a line or a terminal are escaped.
 
-An operation that takes more than a second has a progress line: on standard error, at a terminal only. The cursor is
-left at its beginning, so that other output overwrites it. The line is cleared when the operation ends, at the latest
-with the command. It bypasses Python's streams: a process that is forked meanwhile must not inherit locked locks.
+An operation that takes more than a second has a progress line on standard error, if that is a terminal. The cursor is
+left at the line's beginning, so that other output overwrites it. The line is cleared when the operation ends, at the
+latest with the command. It bypasses Python's streams, because a process that is forked meanwhile must not inherit
+locked locks.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def _message(severity: str, message: str, hint: str | None, details: str = "") -
 
 
 def error(message: str, hint: str | None = None) -> None:
-    """Print the error that ended the command on standard error; ``hint`` is a remedy, on a line of its own."""
+    """Print the error that ended the command on standard error. ``hint`` is a remedy, on a line of its own."""
     _message("error", message, hint)
 
 
@@ -114,7 +115,7 @@ def print_line(line: str = "") -> None:
 
 
 def print_lines(lines: Iterable[str]) -> None:
-    """Print lines with one write to standard output; tabs are printed as they are."""
+    """Print lines with one write to standard output. Tabs are not escaped."""
     _write_result("\n".join(escaped(line, "\t") for line in lines))
 
 

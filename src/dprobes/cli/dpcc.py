@@ -5,7 +5,7 @@
 
     dpcc [-achp?] [-I DIRECTORY] [-D NAME[=VALUE]] [-o FILE] FILE.dpc
 
-It writes RPN source; the modern equivalent, ``dprobes build``, makes a file for other machines.
+It writes RPN source. The modern equivalent, ``dprobes build``, writes a file for other machines.
 """
 
 from __future__ import annotations

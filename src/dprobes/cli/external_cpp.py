@@ -27,10 +27,10 @@ TIMEOUT = 20
 
 def external_preprocessor(command: str) -> ExternalPreprocessor:
     """
-    Return a callable that runs ``command``, split into words as a shell does, with ``-D``, ``-I`` and ``-`` appended.
+    Return a callable that runs ``command`` with ``-D``, ``-I`` and ``-`` appended.
 
-    Raise ``SourceError`` if the string is malformed or empty. The callable raises ``SourceError`` if the command cannot
-    be run or takes more than ``TIMEOUT`` seconds.
+    ``command`` is split into words as a shell does. Raise ``SourceError`` if it is malformed or empty. The callable
+    raises ``SourceError`` if the command cannot be run or takes more than ``TIMEOUT`` seconds.
     """
     try:
         words = shlex.split(command)

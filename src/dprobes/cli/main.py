@@ -1,5 +1,5 @@
 """
-Execution of a command line, and the single place where errors become messages and exit statuses.
+Execution of a command line, and the only place at which errors become messages and exit statuses.
 
 Exit status: 0 success, 1 failure, 2 usage or program error, 130 interrupted. click parses command lines.
 """
@@ -33,7 +33,7 @@ _NO_THREAD = "can't start new thread"
 
 
 def _open_standard_files() -> None:
-    """Open /dev/null for missing standard descriptors; otherwise another file would get their numbers."""
+    """Open /dev/null for missing standard descriptors. Otherwise, another file would get their numbers."""
     for number in range(3):
         try:
             os.fstat(number)

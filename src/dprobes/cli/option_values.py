@@ -72,7 +72,7 @@ def note_word(context: Context, word: str) -> None:
 
 
 def word_of_program() -> str:
-    """Return the word that the user wrote for the argument ``PROGRAM``; with ``-e`` a command stores its own word."""
+    """Return the word that the user wrote for the argument ``PROGRAM``. With ``-e``, a command stores its own word."""
     from click import get_current_context
 
     return str(get_current_context().meta[_WORD])
@@ -113,7 +113,7 @@ def compile_options(
     defines: tuple[str, ...], includes: tuple[Path, ...], cpp: str | None, *, allow_write: bool
 ) -> CompileOptions:
     """
-    Return the values of the options ``-D``, ``-I`` and ``--cpp``; a macro without value is 1, as for a C compiler.
+    Return the values of the options ``-D``, ``-I`` and ``--cpp``. As for a C compiler, a macro without value is 1.
 
     None as ``cpp`` selects the built-in preprocessor. ``allow_write`` permits instructions that change the target.
     """
@@ -155,7 +155,11 @@ def example_directory() -> Path | None:
 
 
 def find_example(name: str) -> Path | None:
-    """Return the file of an example, ``malloc``, ``malloc.rpn`` or ``examples/malloc.rpn``; None if there is none."""
+    """
+    Return the file of an example (``malloc``, ``malloc.rpn`` or ``examples/malloc.rpn``).
+
+    Return None if there is none.
+    """
     directory, name = example_directory(), name.removeprefix("examples/")
     if directory is None or "/" in name:
         return None

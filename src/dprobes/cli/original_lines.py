@@ -1,9 +1,9 @@
 """
-The original's command lines (man page dprobes(8), versions 3.6 to 5; recovered reference, section 4).
+Original's command lines (man page dprobes(8), versions 3.6 to 5; recovered reference, section 4).
 
-A line is the original's if its first argument is an option other than ``--help`` and ``--version``. In such a line
-one-letter options have the old meaning, ``=`` may stand between blanks, and a list consists of the words up to the next
-option. One table translates it to a modern line; no other module handles the old syntax.
+A line is the original's if its first argument is an option other than ``--help`` and ``--version``. In such a line,
+one-letter options have the old meaning, ``=`` may be between blanks, and a list consists of the words up to the next
+option. One table translates it to a modern line. No other module handles the old syntax.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ def templates_option(help_: str) -> Callable[[Callable[..., Any]], Callable[...,
 
 def read_templates(directory: Path | None) -> Templates | None:
     """
-    Return the templates of a directory, and print warnings and errors; templates with an error are omitted.
+    Return the templates of a directory, and print warnings and errors. Templates with an error are omitted.
 
     Return None if ``directory`` is None. Raise ``FormatError`` if it is not a directory of templates.
     """
@@ -214,7 +214,7 @@ def note_addresses(files: Mapping[str, bytes], items: Item) -> None:
     """
     Print a note if templates show addresses by name (%a), but records lack the pid that these names need.
 
-    ``files`` maps names of template files to their bytes; ``items`` are the header items that records carry.
+    ``files`` maps names of template files to their bytes. ``items`` has the header items of records.
     """
     if not files or items & _NEEDED:
         return

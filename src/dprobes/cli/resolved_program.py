@@ -52,7 +52,7 @@ def load_program(
     """
     Read a program, and keep the definitions of certain groups and types; raise ``DprobesError`` for its errors.
 
-    ``path`` may be the text of a program in DProbes C instead, whose default module is ``module``. ``symbols`` is the
+    ``path`` may also be the text of a program in DProbes C, whose default module is ``module``. ``symbols`` is the
     value of ``--sym``. Options that do not apply to a compiled program are usage errors.
     """
     source = source_of(path) if isinstance(path, str) else path
@@ -90,11 +90,11 @@ def source_of(path: Path | str) -> SourceFile:
 
 def module_of(scope: Scope) -> str:
     """
-    Return the program that a command or process executes, the default module of probes.
+    Return the program that a command or process executes, which is the default module of probes.
 
     It is a path if that leads to the same file in the file system of dprobes. Otherwise it is a name: for a command
-    that the shell would search, and for a process with a different file system. It is empty if an endpoint represents
-    the target: then the command starts the endpoint, and the process is not of this machine.
+    that the shell would search, and for a process with a different file system. It is empty if the target is that of an
+    endpoint: then the command starts the endpoint, and the process is not on this machine.
     """
     if scope.endpoint is not None:
         return ""

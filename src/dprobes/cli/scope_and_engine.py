@@ -56,8 +56,8 @@ def scope_of(
     """
     Return the processes that the options select, by default all.
 
-    ``command_line`` is the value of ``-c``, ``arguments`` are the words after ``--``, and ``user`` is the value of
-    ``--uid``. With ``follow``, child processes are probed as well. Raise a usage error for an invalid combination.
+    ``command_line`` is the value of ``-c``, ``arguments`` has the words after ``--``, and ``user`` is the value of
+    ``--uid``. With ``follow``, child processes are probed, too. Raise a usage error for an invalid combination.
     """
     command = _command(command_line, tuple(arguments))
     if sum((bool(command), pid is not None, cgroup is not None, user is not None)) > 1:
@@ -195,7 +195,7 @@ scope_options = with_options(
     click.option("--uid", "user", metavar="USER", help="Probe only processes of this user, a name or number (ebpf)."),
     follow_option("With -c and -p: also insert it into child processes."),
 )
-"""The options of the scope; ``scope_and_engine.scope_of`` evaluates them."""
+"""Options of the scope. ``scope_and_engine.scope_of`` evaluates them."""
 
 
 class EngineName(click.ParamType[str]):

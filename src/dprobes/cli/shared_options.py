@@ -90,7 +90,7 @@ PROCESS_ID = _ProcessId()
 
 
 class _Program(click.Path):
-    """The file of a program; a name may be that of an instrumentation set, with groups, or of an example."""
+    """File of a program. A name may denote an instrumentation set, with groups, or an example."""
 
     def __init__(self) -> None:
         super().__init__(path_type=Path)
@@ -170,7 +170,7 @@ program_options = with_options(
     click.option("--cpp", metavar="COMMAND", help='Use another C preprocessor, such as "gcc -E".'),
     click.option("--allow-write", is_flag=True, help="Allow instructions that change or stop the target."),
 )  # fmt: skip
-"""The options of compilation; ``compile_options`` evaluates them."""
+"""Options of compilation. ``compile_options`` evaluates them."""
 
 
 symbols_option = click.option(
@@ -237,7 +237,7 @@ selection_options = with_options(
     ),
     click.option("--type", "types", multiple=True, metavar="NAMES", help="Insert only the definitions of these types."),
 )
-"""``--group`` and ``--type``; ``names_of`` evaluates them."""
+"""``--group`` and ``--type``. ``names_of`` evaluates them."""
 
 
 verification_options = with_options(

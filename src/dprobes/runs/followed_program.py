@@ -1,7 +1,7 @@
 """
 Attachment with a thread that reads its events, passes records on, and keeps the states of probepoints.
 
-The thread calls ``take_records`` and ``take_end``; any thread may call the other methods.
+The thread calls ``take_records`` and ``take_end``. Any thread may call the other methods.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 Steps of a run, from a user's request to a program in its targets.
 
 ``run_program`` executes them. A ``Face`` loads the program, follows the events, and reports between the other steps.
-Each step may refuse with a ``DprobesError``. Before ``attach`` nothing is changed.
+Each step may refuse with a ``DprobesError``. Before ``attach``, nothing is changed.
 
 Steps up to ``plan`` read files and processes of this machine. If no file describes the kernel or the processor of a
 stub's target, ``resolve`` also connects to the stub: ``Engine.visit_kernel`` stops the target for that time. ``reach``
@@ -66,9 +66,9 @@ class Request(NamedTuple):
     """
     Options of a run, except the program.
 
-    ``engine`` is the name of an engine, or AUTO. ``allow_self`` allows a process of dprobes itself to be probed; a
-    process that is about to execute a program is always allowed. ``replaces`` is the program that the new one replaces,
-    by the same engine unless an engine is named. ``beside`` are the attachments of the same owner, whose programs share
+    ``engine`` is the name of an engine, or AUTO. ``allow_self`` allows probing a process of dprobes itself; a process
+    that is about to execute a program is always allowed. ``replaces`` is the program that the new one replaces, by the
+    same engine unless an engine is named. ``beside`` has the attachments of the same owner, whose programs share
     ``globals``.
     """
 
@@ -85,7 +85,7 @@ class Vantage(NamedTuple):
     """
     Valid request, with the process whose file system and mappings determine the files of modules.
 
-    This process is that of the thread ``tid``, or the future one of ``command``; if both are None, it is dprobes
+    This process is that of the thread ``tid``, or the future process of ``command``. If both are None, it is dprobes
     itself.
     """
 
@@ -121,7 +121,7 @@ class _Member(NamedTuple):
 
 
 class Resolution(NamedTuple):
-    """Programs that are checked and resolved; ``diagnostics`` are those of all programs."""
+    """Programs that are checked and resolved. ``diagnostics`` has those of all programs."""
 
     vantage: Vantage
     given: ProgramInput
@@ -223,7 +223,7 @@ def look_around(request: Request) -> Vantage:
 
 
 def _members_of(attachment: Attachment) -> Sequence[Attachment]:
-    """Return the members of a group of attachments; for another attachment, return it alone."""
+    """Return the members of a group of attachments. For any other attachment, return the attachment alone."""
     from dprobes.engines.attachment_group import AttachmentGroup
 
     return attachment.members if isinstance(attachment, AttachmentGroup) else (attachment,)
@@ -398,7 +398,7 @@ def _planned_by_one(
     """
     Return the resolution, the plans and the reason of one engine for programs with different choices.
 
-    Of the chosen engines, the one with the most expensive hits is tried first: a single program may need it.
+    Of the chosen engines, the one with the most expensive hits is tried first, because a single program may need it.
     """
     problem: DprobesError | None = None
     vantage = resolution.vantage

@@ -1,6 +1,6 @@
 """
-The language server for both languages: information for an editor about an unfinished program (``dprobes lsp``).
+Language server for both languages: information for an editor about an unfinished program (``dprobes lsp``).
 
-Analysis, completions, explanations and definitions are functions of a text and a position, independent of the protocol;
-only ``language_server.py`` implements the protocol.
+Analysis, completions, explanations and definitions are functions of a text and a position, independent of the protocol.
+Only ``language_server.py`` implements the protocol.
 """

@@ -1,4 +1,4 @@
-"""The analysis of a program in an editor, which may be unfinished: its diagnostics, and the parts that compile."""
+"""Analysis of a program in an editor, which may be unfinished: its diagnostics, and the parts that compile."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _resolve(program: Program, found: dict[Diagnostic, None]) -> None:
 
 
 def word_at(text: str, offset: int) -> tuple[int, int]:
-    """Return the start and end offsets of the word at an offset; they are equal if there is no word."""
+    """Return the start and end offsets of the word at an offset. They are equal if there is no word."""
     line = text.rfind("\n", 0, offset) + 1
     for match in _WORD.finditer(text, line):
         if match.start() > offset:

@@ -264,7 +264,7 @@ def _operands(text: str, word: str, offset: int) -> Iterator[Completion]:
     """
     Yield completions if ``word`` is an RPN instruction and the beginning of its operand.
 
-    ``text`` is the program, which defines labels and names; ``offset`` is the position of ``word`` in it.
+    ``text`` is the program, which defines labels and names. ``offset`` is the position of ``word`` in it.
     """
     from dprobes.rpn.instruction_set import ROWS
 

@@ -1,4 +1,4 @@
-"""The definitions of names: in a program, or in the source of a probed module, according to its debug information."""
+"""Definitions of names: in a program, or in the source of a probed module, according to its debug information."""
 
 from __future__ import annotations
 
@@ -85,9 +85,9 @@ _DEPTH_MAX = 16
 
 def entries_known_at(text: str, head: str) -> Iterator[Entry]:
     """
-    Iterate over the parameters and variables of a function, then those of its source file: entries with a name.
+    Iterate over the entries with a name: parameters and variables of a function, then those of its source file.
 
-    The function is that of the first place of ``head``, the text before a block; for other kinds of places there are
+    The function is that of the first place of ``head``, the text before a block. For other kinds of places, there are
     none.
     """
     point = _POINT.match(head.strip())
@@ -162,7 +162,7 @@ def source_at(analysis: Analysis, offset: int) -> SourcePlace | None:
 
 
 def source_of(module_name: str, function: str) -> SourcePlace | None:
-    """Return the definition of a function of a module; None if it is unknown, or its source is not on this machine."""
+    """Return the definition of a module's function, or None if it is unknown, or its source is not on this machine."""
     from dprobes.dwarf.debug_file import debug_file_of
     from dprobes.dwarf.entry_search import function_at
     from dprobes.target.module_lookup import find_module

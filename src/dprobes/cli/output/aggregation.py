@@ -1,9 +1,9 @@
 """
 ``--count``, ``--hist`` and ``--sum`` at the hit: a program whose handlers tally the values instead of logging them.
 
-This is possible for handlers of which every run produces one record. A field must be a header item that an instruction
-can push, or a word that one ``log`` pops from the stack. The position of a field is determined by reading it from
-records of random words.
+This is possible if every run of a handler produces one record. A field must be a header item that an instruction can
+push, or a word that one ``log`` pops from the stack. The position of a field is determined by reading it from records
+of random words.
 
 A sum of unsigned numbers has one more key, the sign bit of the number: the exact sum follows from the table's sum of
 signed words. The final contents of tables are counted like records with the same contents, so the results are the same.
@@ -223,10 +223,10 @@ _KINDS = {_What.HIST: TableKind.HIST, _What.SUM: TableKind.STATS}
 @dataclass(frozen=True, slots=True)
 class _Tally:
     """
-    The table of one definition for the option with index ``view`` among those of its kind.
+    Table of one definition for the option with index ``view`` among those of its kind.
 
-    The handler logs ``words`` words. ``keys`` are the sources of the fields that vary, in the order of the table's
-    keys; ``value`` is the source of the number, None if records have none. With ``has_sign`` there is one more key.
+    The handler logs ``words`` words. ``keys`` has the sources of the fields that vary, in the order of the table's
+    keys. ``value`` is the source of the number, or None if records have none. With ``has_sign``, there is one more key.
     """
 
     definition: int
@@ -338,9 +338,9 @@ class HandlerAggregates:
 
     def _is_signed(self, field: str, value: _Word | _Item, record: LogRecord, words: int) -> bool:
         """
-        Return whether a field is a signed number.
+        Return True if a field is a signed number.
 
-        To determine that, decode a record whose ``words`` logged words have all bits set; ``value`` is the field's
+        To determine that, decode a record whose ``words`` logged words have all bits set. ``value`` is the field's
         source.
         """
         if isinstance(value, _Item):
@@ -477,7 +477,7 @@ def _table(name: str, kind: TableKind, sources: Sequence[_Word | _Item], room: i
 
 
 def _instructions_of(tally: _Tally) -> list[Instruction]:
-    """Return the instructions that tally; the logged words are on top of the stack before and after them."""
+    """Return the instructions that tally. The logged words are on top of the stack before and after them."""
     found: list[Instruction] = []
     cells = 0
 

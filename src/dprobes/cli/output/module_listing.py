@@ -258,7 +258,7 @@ def module_rows(pid: int, pattern: str) -> list[tuple[str, ...]]:
 
 
 def _started_as(pid: int) -> str:
-    """Return the name with which a process was started, if it is available; see proc(5), ``cmdline``."""
+    """Return the name with which a process was started, if it is available (proc(5), ``cmdline``)."""
     with contextlib.suppress(OSError):
         return os.fsdecode(Path(f"/proc/{pid}/cmdline").read_bytes().partition(b"\0")[0])
     return ""
@@ -269,8 +269,8 @@ def function_rows(module: Module, pattern: str) -> list[tuple[str, ...]]:
     Return the functions of a module whose names match a pattern; raise ``TargetError`` if there is none.
 
     The first column is the name in programs that denotes exactly that function. If that differs from the readable name,
-    the column before the last has the latter. The last column has the source file and line of a static function that
-    several files have.
+    the column before the last has the readable name. The last column has the source file and line of a static function
+    that several files have.
     """
     named = [] if is_pattern(pattern) else [symbol.name for _, symbol in module.symbols.readable(pattern)]
     found = [matching_functions(module, each) for each in named or [pattern]]
@@ -314,7 +314,7 @@ def kernel_rows(kernel: RunningKernel, module: str, pattern: str) -> list[tuple[
     """
     Return the functions of the kernel or one of its modules that match a pattern; raise ``TargetError`` without any.
 
-    The last column has, for a name of several functions, the source file, or else the global function before it.
+    If several functions have one name, the last column has the source file, or else the global function before it.
     """
     from dprobes.target.kernel.kernel_copies import matching_copies, source_of_copy
 

@@ -50,9 +50,9 @@ def _encoded(program: Program, target: Architecture) -> CodeImage:
 
 class Disassembly:
     """
-    A listing of a program's code as encoded for a processor; ``image`` is its encoding, if that exists already.
+    Listing of a program's code as encoded for a processor. ``image`` is its encoding, if that already exists.
 
-    Each instruction is shown with its byte offset and the depth of the RPN stack before it, '?' if that depends on the
+    Each instruction has its byte offset and the depth of the RPN stack before it, which is '?' if it depends on the
     run.
     """
 

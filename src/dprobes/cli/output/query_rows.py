@@ -1,4 +1,4 @@
-"""The rows of a query on standard output: as a table, as CSV, as JSON lines. They are printed as they arrive."""
+"""Rows of a query on standard output: as a table, as CSV, as JSON lines. They are printed as they arrive."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROWS = 1000
 """
 Number of rows that are laid out together.
 
-At a terminal it is the maximum; in a pipe, later rows use the column widths of the first ones.
+On a terminal it is the maximum. In a pipe, later rows use the column widths of the first ones.
 """
 
 _GAP = 2

@@ -86,7 +86,7 @@ class Printer:
         self._has_heading = False
 
     def print(self, found: Iterable[TraceRecord | LostRecords]) -> int:
-        """Print records, and return their number; they are flushed at the end, also after an error."""
+        """Print records, and return their number. They are flushed at the end, also after an error."""
         count = 0
         try:
             for each in found:
@@ -155,7 +155,7 @@ class Printer:
 
 
 def warn_of_lost(name: str, count: int, where: str = "") -> None:
-    """Print a warning that ``count`` records of the program ``name`` were lost; ``where`` follows in the message."""
+    """Print a warning that ``count`` records of the program ``name`` were lost. ``where`` follows in the message."""
     what = "1 record of '{}' was" if count == 1 else f"{count} records of '{{}}' were"
     console.warning(f"{what.format(name)} lost{where}")
 

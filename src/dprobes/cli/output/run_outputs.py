@@ -30,7 +30,7 @@ __all__ = ["Outputs"]
 
 class Outputs:
     """
-    The outputs that the options of a run name; the constructor raises ``SinkError`` if one cannot be opened.
+    Outputs that the options of a run name. The constructor raises ``SinkError`` if one cannot be opened.
 
     Standard output and the file of ``-o`` are written synchronously: the run waits for their reader, and no record is
     lost. Log targets have threads of their own. ``views`` consume the records instead of standard output.
@@ -110,9 +110,9 @@ class Outputs:
 
     def write(self, probes: Sequence[Probepoint], records: Sequence[tuple[int, bytes]]) -> int:
         """
-        Write records; return the number of the last ones that are lost because standard output or the file has failed.
+        Write records. Return the number of lost ones, which are the last, if standard output or the file has failed.
 
-        ``probes`` are the current probepoints of the session.
+        ``probes`` has the current probepoints of the session.
         """
         places = self._places
         if len(probes) > len(places):
@@ -150,9 +150,9 @@ class Outputs:
 
     def flush(self, *, is_last: bool = False) -> int:
         """
-        Flush written records; return the number of the last ones that are lost, as ``write`` does.
+        Flush written records. Return the number of lost ones, as ``write`` does.
 
-        With ``is_last`` nothing may remain buffered.
+        With ``is_last``, nothing may remain buffered.
         """
         lost = 0
         for sink in tuple(self._direct):

@@ -122,8 +122,8 @@ def summary(
     """
     Return a table of the probepoints in the order of their definitions, and of the definitions without any.
 
-    ``counts`` are those of the session's probepoints. The table fits into ``width`` columns if possible; None: no
-    limit.
+    ``counts`` has the counts of the session's probepoints. The table fits into ``width`` columns if possible, unless
+    that is None.
     """
     rows, explain = options.rows, options.explain
     probes = session.probes
@@ -268,9 +268,9 @@ def _without_zeros(
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]], paths: Sequence[str], width: int | None) -> str:
     """
-    Return the lines of the table as one string; if they exceed ``width``, with file paths on lines below the table.
+    Return the lines of the table as one string. If they exceed ``width``, file paths are on lines below the table.
 
-    If they are still too wide, places are on lines of their own. None as ``width`` means no limit.
+    If the lines are still too wide, places are on lines of their own. If ``width`` is None, there is no limit.
     """
     text = console.table(header, rows)
     if width is None or _width(text) <= width:
@@ -429,7 +429,11 @@ def _on_command(paths: Sequence[str], command: Sequence[str]) -> str | None:
 
 
 def _on_functions(probes: Sequence[Probepoint], scope: Scope, mapped: Mapping[str, str]) -> str | None:
-    """Return advice about other places and files in which the probed functions are defined; None if none is known."""
+    """
+    Return advice about other places and files in which the probed functions are defined.
+
+    Return None if none is known.
+    """
     starts = [(probe.path, _START.fullmatch(probe.where)) for probe in probes if probe.is_in_code]
     functions = list(dict.fromkeys((path, start["name"]) for path, start in starts if start is not None))
     if not functions:
@@ -442,9 +446,9 @@ def _on_functions(probes: Sequence[Probepoint], scope: Scope, mapped: Mapping[st
 
 def _in_others(functions: Sequence[tuple[str, str]], loaded: Sequence[Path]) -> Iterator[str]:
     """
-    Yield advice about functions that other files define as well.
+    Yield advice about functions that other files define, too.
 
-    ``functions`` are pairs of path and name; ``loaded`` are the files that processes of the run have mapped.
+    ``functions`` has pairs of path and name. ``loaded`` has the files that processes of the run have mapped.
     """
     from dprobes.target.probed_module import providers_of
 

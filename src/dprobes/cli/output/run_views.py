@@ -39,11 +39,11 @@ __all__ = ["TableOptions", "TableOutput", "Views", "lines_of", "short_time"]
 
 class TableOptions(NamedTuple):
     """
-    The options of keyed tables.
+    Options of keyed tables.
 
-    ``rows`` is the number of rows to show of each, ``interval`` is in seconds. With ``as_json`` each row is an object
-    in a line; with ``aside`` tables go to standard error, because standard output is in use. ``prometheus`` is a file
-    that gets them as well.
+    ``rows`` is the number of rows to show of each table. ``interval`` is in seconds. With ``as_json``, each row is an
+    object in a line. With ``aside``, tables go to standard error, because standard output is in use. ``prometheus`` is
+    a file to which they are written, too.
     """
 
     rows: int | None = None
@@ -206,7 +206,7 @@ class Views:
         self._stacks: StackCollector | None = None
         self._stacks_options = stacks
         self.profiled: str | None = None
-        """The name of the table whose keys are the stacks of the profile; None if it is one of records."""
+        """Name of the table whose keys are the stacks of the profile, or None if it is a profile of records."""
         self._at_hits: HandlerAggregates | None = None
         self._wanted: WantedFields | None = None
         if counted or measured or summed or by:
@@ -276,9 +276,9 @@ class Views:
 
     def at_the_hit(self, program: Program, source: RecordSource, *, carries: bool, verbose: bool) -> Program:
         """
-        Return a program whose handlers aggregate in keyed tables; return ``program`` unchanged if records are needed.
+        Return a program whose handlers aggregate in keyed tables, or ``program`` unchanged if records are needed.
 
-        ``carries`` is true if records have other consumers; with ``verbose`` a note reports the choice.
+        ``carries`` is True if records have other consumers. With ``verbose``, a note reports the choice.
         """
         if self._wanted is None:
             return program

@@ -46,15 +46,15 @@ class StacksOptions(NamedTuple):
 
     @property
     def names_table(self) -> bool:
-        """True if the weights are those of a table, ``@NAME``, and not those of a field of records."""
+        """True if a table, ``@NAME``, has the weights, and not a field of records."""
         return self.weight is not None and self.weight.startswith("@")
 
 
 def stacks_of(target: str | None, weight: str | None, baseline: Path | None) -> StacksOptions | None:
     """
-    Return the options of profiles, None without ``--stacks``; raise ``UsageError`` for an invalid combination.
+    Return the options of profiles, or None without ``--stacks``; raise ``UsageError`` for an invalid combination.
 
-    ``target`` is the value of ``--stacks``, ``weight`` that of ``--weight``, and ``baseline`` that of ``--baseline``.
+    The arguments are the values of ``--stacks``, ``--weight`` and ``--baseline``.
     """
     if target is None:
         if weight is not None or baseline is not None:
@@ -73,10 +73,10 @@ def check_stacks_target(target: str) -> None:
 
 def profiled_table(tables: Iterable[Table], options: StacksOptions, *, logs_stacks: bool) -> Table | None:
     """
-    Return the table whose keys are the stacks of the profile; None if the profile is of records.
+    Return the table whose keys are the stacks of the profile, or None if it is a profile of records.
 
-    ``--weight @TABLE`` names the table. Otherwise it is the only one, if the program logs no stacks. Raise
-    ``FormatError`` if the table is unknown, or if several are possible.
+    ``--weight @TABLE`` names the table. Otherwise it is the only table with stacks, if the program logs no stacks.
+    Raise ``FormatError`` if the table is unknown, or if several are possible.
     """
     from dprobes.keyed.table_text import shown_name
     from dprobes.sinks.stacks.stack_profile import has_weighed_stacks
@@ -107,7 +107,7 @@ def profile_traces(
     Write the profile of trace files; return the number of lost records by program.
 
     ``tables`` returns the keyed tables of the files, after the last record in ``found``. Raise ``FormatError`` as
-    ``profiled_table``, and if there are records, but no program's records have the field with weights.
+    ``profiled_table`` does, and if there are records, but no program's records have the field with weights.
     """
     collector, lost = _of_trace(found, options, tables)
     write_profile(collector, options)

@@ -1,4 +1,4 @@
-"""A Ctrl-C during the start of a run: the start is completed, and the run ends immediately afterwards."""
+"""Ctrl-C during the start of a run: the start is completed, and the run ends immediately afterwards."""
 
 from __future__ import annotations
 

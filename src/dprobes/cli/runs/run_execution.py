@@ -129,7 +129,7 @@ def run_line(given: RunOptions) -> int:
 
 
 class _LineFace(run_steps.Face[int]):
-    """The steps of a run for a command line; ``stack`` closes what they open."""
+    """Steps of a run for a command line. ``stack`` closes what they open."""
 
     def __init__(self, given: RunOptions, progress: Progress, stack: contextlib.ExitStack) -> None:
         self._given = given
@@ -344,12 +344,12 @@ class _LineFace(run_steps.Face[int]):
 
     @property
     def _shown_tables(self) -> tuple[Table, ...]:
-        """The tables of the program; the table of faults comes after them, and is not shown."""
+        """Tables of the program, without the table of faults, which comes after them and is not shown."""
         return tuple(table for table in self._loaded.program.tables if table.name != FAULTS)
 
     @property
     def _json(self) -> tuple[bool, bool]:
-        """Two flags: tables are JSON; tables go to standard error, because records occupy standard output."""
+        """Two flags: tables are JSON, and tables go to standard error because records occupy standard output."""
         as_json = self._given.format_name == "json"
         return as_json, not as_json and _is_for_programs(self._given)
 
@@ -380,7 +380,7 @@ def _is_for_programs(given: RunOptions) -> bool:
 
 
 def _templates_of(given: RunOptions) -> Path | None:
-    """Return the requested directory of templates, or that of an example; None for other programs."""
+    """Return the requested directory of templates, or that of an example, or None for other programs."""
     from dprobes.cli.option_values import example_templates, is_untemplated_example
 
     if given.templates is not None:

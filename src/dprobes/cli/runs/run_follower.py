@@ -133,11 +133,11 @@ class _Time:
 
 class Run:
     """
-    A program's attachment that is followed to its end, or for ``duration`` seconds.
+    Attachment of a program that is followed to its end, or for ``duration`` seconds.
 
-    ``outputs`` write the records; ``progress`` shows slow operations before the first and after the last record;
-    ``summary`` has the options of the table at the end. With ``exit_status`` the run has the exit status of the
-    command. Hits that ``filters`` refuse produce no records, as is reported at the end.
+    ``outputs`` write the records. ``progress`` shows slow operations before the first and after the last record.
+    ``summary`` has the options of the table at the end. With ``exit_status``, the run has the exit status of the
+    command. Hits that ``filters`` refuse produce no records; the end of the run reports this.
     """
 
     def __init__(
@@ -333,7 +333,7 @@ class Run:
         )
 
     def _stop_writing(self) -> None:
-        """Remove the probepoints and print the results: the output has no reader any more, as in ``| head``."""
+        """Remove the probepoints and print the results, because the output has no reader any more, as in ``| head``."""
         self._reader_is_gone = True
         self._outputs.abandon()
         self._attachment.change([Stop()])
@@ -444,8 +444,9 @@ class Run:
         """
         Return the exit status of dprobes.
 
-        It is 1 after a failure, that of the command with ``--exit-status``, 128 plus the number of a signal that ended
-        the run, else 0.
+        It is 1 after a failure. With ``--exit-status``, it is that of the command, or 128 plus the number of the signal
+        that killed it. If a signal ended the run, it is 128 plus the signal's number. Otherwise it is 0, or 1 if no
+        probepoint has become active.
         """
         if self._has_failed:
             return 1

@@ -1,4 +1,4 @@
-"""The blocks of a program that the tool executes during a run: ``begin``, ``every`` and ``end``."""
+"""Blocks of a program that dprobes itself executes during a run: ``begin``, ``every`` and ``end``."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ _FILE_MAX = 1 << 20
 
 class ToolBlocks:
     """
-    The executor of a program's blocks, one at a time (``dpc.tool_interpreter.ToolHost``).
+    Executor of a program's blocks, one at a time (``dpc.tool_interpreter.ToolHost``).
 
-    ``tables`` print tables. With ``as_json`` a ``printf`` is an object in a line; with ``aside`` it goes to standard
+    ``tables`` prints tables. With ``as_json``, a ``printf`` is an object in a line. With ``aside``, it goes to standard
     error.
     """
 
@@ -240,7 +240,7 @@ class ToolBlocks:
             print_lines(text.splitlines() or [""])
 
     def quit(self) -> None:
-        """Request the end of the run; blocks are not repeated any more."""
+        """Request the end of the run. Blocks are not repeated any more."""
         self.has_quit = True
         self._over.set()
         self._attachment.change([Stop()])

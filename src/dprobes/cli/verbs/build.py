@@ -201,7 +201,7 @@ def _dump(
 def _files(
     program: Path | str, symbols: Path | None, kernel_types: Path | None, modules: Sequence[Path]
 ) -> ModuleFiles | None:
-    """Return the finder of modules' files for DProbes C, in which ``modules`` come first; None for a program in RPN."""
+    """Return the finder of modules' files for DProbes C, or None for a program in RPN. ``modules`` come first."""
     if not is_c(program):
         return None
     from dprobes.dpc.modules.probed_modules import ModuleFiles
@@ -240,7 +240,7 @@ def _rpn_source(
     modules: Sequence[Path],
 ) -> str:
     """
-    Return a program as RPN source; a source in DProbes C is compiled, and its lines become comments.
+    Return a program as RPN source. A source in DProbes C is compiled, and its lines become comments.
 
     ``files_of`` returns the finder of modules' files, in which ``modules`` come first.
     """

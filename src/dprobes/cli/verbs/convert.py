@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["ThisMachine"]
 
 _EMPTY = frozenset({"libpthread", "libdl", "librt", "libutil"})
-"""Libraries whose functions are in the C library since glibc 2.34; the remaining files are small."""
+"""Libraries whose functions are in the C library since glibc 2.34. The remaining files are small."""
 
 _SMALL = 32 << 10
 

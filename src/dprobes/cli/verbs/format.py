@@ -1,4 +1,4 @@
-"""The verb ``format``: the records of a file or a stream, also from another machine, as text."""
+"""The verb ``format``: the records of a file or a stream as text. They may be from another machine."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _records(
     """
     Iterate over records and notes of lost records in a stream, as soon as they can be read.
 
-    ``name`` is that of the stream in messages. ``on_damage`` is called for skipped bytes; without it damage raises
+    ``name`` is the name of the stream in messages. ``on_damage`` is called for skipped bytes. Without it, damage raises
     ``FormatError``.
     """
     pieces = _pieces(stream, name)
@@ -142,7 +142,7 @@ def _frames(begin: bytes, pieces: Iterator[bytes], name: str) -> Iterator[TraceR
     """
     Iterate over the records in the output of ``--log-format binary``; report bytes between frames at the end.
 
-    ``begin`` are the bytes already read, ``pieces`` the rest, and ``name`` is that of the file in messages. Raise
+    ``begin`` has the bytes already read, ``pieces`` the rest. ``name`` is the name of the file in messages. Raise
     ``FormatError`` if there are bytes but no record.
     """
     program = TraceProgram(RecordSource(0, name), places=[PlaceEntry("")], origin=TraceOrigin(name))

@@ -92,7 +92,7 @@ insertion_options = with_options(
     overhead_option,
     click.option("--json", "as_json", is_flag=True, help="Print the inserted and replaced programs as JSON."),
 )  # fmt: skip
-"""The options of an insertion; ``insert`` evaluates them."""
+"""Options of an insertion. ``insert`` evaluates them."""
 
 
 def insertion_from(options: dict[str, Any], arguments: tuple[str, ...]) -> Vantage:

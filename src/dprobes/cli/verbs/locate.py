@@ -58,7 +58,8 @@ def _lines(place: str, symbols: Path | None, pid: int | None) -> list[str]:
     """
     Return the output lines for a place: function, source lines, tracepoint, system call, or USDT probes.
 
-    ``symbols`` is the value of ``--sym``; ``pid`` selects the process whose files are searched, None for this one.
+    ``symbols`` is the value of ``--sym``. ``pid`` selects the process whose files are searched, or is None for this
+    one.
     """
     from dprobes.target.module_lookup import find_module
 

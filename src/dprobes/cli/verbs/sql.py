@@ -97,7 +97,7 @@ def _interruptible(database: Database, answer: Callable[[], int]) -> int:
     Call ``answer``, which executes a query, in another thread, and return its result.
 
     Python cannot handle Ctrl-C while a query runs in the main thread. DuckDB does not end every query at once when it
-    is interrupted; the wait is limited.
+    is interrupted, so the wait is limited.
     """
     results: list[int | BaseException] = []
 
