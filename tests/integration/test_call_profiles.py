@@ -182,6 +182,36 @@ def test_a_flame_graph_and_a_profile_for_pprof_have_the_same_total(build: Builde
         assert f"dprobes: note: '{tmp_path / name}' has {total} nanoseconds in " in done.stderr
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_graph_has_the_calls_that_the_program_counts(build: Builder, engine: str) -> None:
+    program = build("profiled.c", *FLAGS)
+    done = profile(f"{program}:[j-t]*", "--graph", "--engine", engine, "--", program, 3)
+    assert done.returncode == 0, done.stderr
+    graph = [line for line in done.stdout.splitlines() if "|" in line]
+    assert graph[0] == "  thread  duration  | function"
+    counted: dict[tuple[str, str], int] = {}
+    pending: dict[int, list[str]] = {}
+    for line in graph[1:]:
+        head, _, text = line.partition("| ")
+        stack = pending.setdefault(int(head.split()[0]), [])
+        depth = (len(text) - len(text.lstrip())) // 2
+        name = text.strip().removeprefix("} /* ").split("(")[0].split(" */")[0].split(":")[0]
+        if text.lstrip().startswith("}"):
+            assert (len(stack), stack.pop()) == (depth + 1, name)
+            continue
+        assert len(stack) == depth
+        pair = (stack[-1] if stack else "outside", name)
+        counted[pair] = counted.get(pair, 0) + 1
+        if text.endswith("{"):
+            stack.append(name)
+    lines = [line for line in done.stdout.splitlines() if "|" not in line]
+    expected = {(caller, callee): int(calls) for caller, callee, calls in map(str.split, lines)}
+    expected["thread", "round_of"] = expected.pop(("outside", "round_of"))
+    assert {pair: calls for pair, calls in counted.items() if pair[1] in FUNCTIONS} == expected
+    left = sum(line.endswith("/* throwing: left without a return */") for line in graph)
+    assert left == expected["jumping", "throwing"] + expected["throwing", "throwing"]
+
+
 def test_top_prints_the_calls_of_each_interval_while_the_program_runs(build: Builder) -> None:
     program = build("profiled.c", *FLAGS)
     with subprocess.Popen([program, str(1 << 40)], stdout=subprocess.DEVNULL) as target:
@@ -224,6 +254,7 @@ def test_what_cannot_be_profiled_is_refused_by_name(build: Builder) -> None:
             (program, "--stacks", "x.pftrace"),
             "--stacks: 'x.pftrace' would need the time of each call; profile adds the times up",
         ),
+        ((program, "--graph", "--json"), "--graph prints each call instead of a profile: leave out --json"),
         ((program, "--top", "--json"), "--top prints tables: leave out --json"),
         (
             (program, "--stacks", "x.y"),

@@ -178,6 +178,42 @@ def _exit_handler(*, keeps_paths: bool) -> str:
 }}"""
 
 
+def _graph_handlers() -> tuple[str, str, str]:
+    """
+    Return the handlers of a function graph: of entries of roots, of other entries, and of exits.
+
+    Each record has one number: the depth of the call in its low byte, and above it the time that the call has taken.
+    """
+
+    def entry(outside: str) -> str:
+        return f"""{{
+    unsigned long d = depth;
+    while (d > 0 && places[d - 1] <= sp) d = d - 1;
+    depth = d;
+    {outside}
+    if (d >= {depth_of(keeps_paths=False)}) {{
+        too_deep++;
+        return;
+    }}
+    places[d] = sp;
+    depth = d + 1;
+    printf("%u", d);
+    begins[d] = nsecs;
+}}"""
+
+    leave = """{
+    unsigned long now = nsecs, d = depth;
+    while (d > 0 && places[d - 1] < sp) d = d - 1;
+    depth = d;
+    if (d == 0 || places[d - 1] != sp) return;
+    d = d - 1;
+    depth = d;
+    unsigned long took = now - begins[d], number = took << 8 | d;  // a variable is logged as one word
+    printf("%u", number);
+}"""
+    return entry(""), entry("if (d == 0) return;"), leave
+
+
 class ProfiledCode(NamedTuple):
     """
     Code of the functions to be profiled.
@@ -273,8 +309,13 @@ def _without_catches(definition: ProbeDefinition) -> ProbeDefinition:
     return replace(definition, handler=Code(instructions, {n: bisect_left(kept, at) for n, at in code.labels.items()}))
 
 
-def program_for(name: str, code: ProfiledCode, *, keeps_paths: bool = False) -> Program:
-    """Return the program that profiles code of the module with the given name, with ``keeps_paths`` by call paths."""
+def program_for(name: str, code: ProfiledCode, *, keeps_paths: bool = False, logs_calls: bool = False) -> Program:
+    """
+    Return the program that profiles code of the module with the given name, with ``keeps_paths`` by call paths.
+
+    With ``logs_calls`` it has no tables: each entry and return logs the depth of the call, and the time that it took.
+    The minor codes of these records are the numbers of the entries, and then those of the exits.
+    """
     from dprobes.api.compiled_program import parse_c
     from dprobes.rpn.compilation_passes import CompileOptions
     from dprobes.rpn.rpn_program import Expression, Offset
@@ -286,6 +327,8 @@ def program_for(name: str, code: ProfiledCode, *, keeps_paths: bool = False) -> 
         _entry_handler(is_root=False, keeps_paths=keeps_paths),
         _exit_handler(keeps_paths=keeps_paths),
     )
+    if logs_calls:
+        handlers = _graph_handlers()
     text = "\n".join(f"{first + number:#x} {handler}" for number, handler in enumerate(handlers))
     # A path may contain characters that a string in a program may not, so it is no part of the text.
     declarations = _declarations(keeps_paths=keeps_paths)
@@ -300,7 +343,8 @@ def program_for(name: str, code: ProfiledCode, *, keeps_paths: bool = False) -> 
         program,
         name=name,
         definitions=tuple(
-            replace(definition, location=Offset(Expression(offset, None)), minor=0) for offset, definition in places
+            replace(definition, location=Offset(Expression(offset, None)), minor=number if logs_calls else 0)
+            for number, (offset, definition) in enumerate(places)
         ),
         tables=tuple(replace(table, room=_ROOM) for table in program.tables),
     )

@@ -13,6 +13,7 @@ import click
 from dprobes.cli import console
 from dprobes.cli.console import Progress, print_lines, print_table
 from dprobes.cli.output.call_profile import TEXT_HEADER, callgrind_lines, json_lines, since, text_rows
+from dprobes.cli.output.function_graph import GRAPH_ITEMS, GraphView
 from dprobes.cli.output.stack_profiles import FOLDED, check_stacks_target, is_perfetto, write_stacks
 from dprobes.cli.runs.early_interrupt import EarlyInterrupt
 from dprobes.cli.runs.shadow_stack import FunctionNames, depth_of, paths_in, profile_in, profiled_code, program_for
@@ -63,6 +64,7 @@ class _Options(NamedTuple):
     stacks: str | None
     with_callees: bool
     top: float | None
+    is_graph: bool
     verbose: bool
 
 
@@ -141,9 +143,10 @@ class _ProfileFace(run_steps.Face[int]):
         symbols = FileSymbols(given.symbols)
         self._code = profiled_code(Module.load(path, given.symbols), pattern or "*", with_callees=given.with_callees)
         self._module = path
-        program = program_for(name, self._code, keeps_paths=given.stacks is not None)
+        program = program_for(name, self._code, keeps_paths=given.stacks is not None, logs_calls=given.is_graph)
         self._source = record_source(program, {}, names_addresses=True)
-        return ProgramInput((program,), (symbols,), Diagnostics(), self._source, Item(0))
+        items = GRAPH_ITEMS if given.is_graph else Item(0)
+        return ProgramInput((program,), (symbols,), Diagnostics(), self._source, items)
 
     def announce(self, planned: RunPlan) -> None:
         """Print the engine and the number of functions that are left out."""
@@ -188,10 +191,11 @@ class _ProfileFace(run_steps.Face[int]):
         from dprobes.cli.output.run_summary import SummaryOptions
         from dprobes.cli.runs.run_follower import Run
 
+        views = (GraphView(self._code.entries.values(), self._code.exits.values()),) if self._given.is_graph else ()
         run = Run(
             planned.compiled.program,
             attachment,
-            self._stack.enter_context(Outputs(self._source, None, "text", (), "text")),
+            self._stack.enter_context(Outputs(self._source, None, "text", (), "text", views)),
             planned.members[0].job.scope,
             self._progress,
             SummaryOptions(planned.engine),
@@ -206,6 +210,13 @@ class _ProfileFace(run_steps.Face[int]):
                 shown.enter_context(top.shown())
             finished = run.follow(self._early)
         tables = attachment.tables()
+        if self._given.is_graph:
+            self._tell_losses(tables, attachment)
+            if finished is not None and (lost := sum(count.lost for count in finished.counts)):
+                console.warning(f"{lost} entries and returns are missing: their records found no room")
+            if refused := sum(view.refused for view in views):
+                console.warning(f"{refused} records are missing: the program has overwritten them")
+            return 0 if finished is not None else 1
         profile = profile_in(module, tables, names)
         self._print(profile)
         if self._given.stacks is not None:
@@ -287,6 +298,7 @@ def _write(path: Path, text: str) -> None:
     help="Print the exclusive time of each path of calls, folded, or write it to FILE: .html is a flame graph, "
     ".pb.gz is for pprof, .folded is text.",
 )
+@click.option("--graph", "is_graph", is_flag=True, help="Print each entry and return, indented, instead of a profile.")
 @click.option(
     "--top", "with_top", is_flag=True, help="While it runs, print the functions with most time since the last table."
 )
@@ -305,6 +317,7 @@ def profile_command(
     as_json: bool,
     callgrind: Path | None,
     stacks: str | None,
+    is_graph: bool,
     with_top: bool,
     interval: float,
     verbose: bool,
@@ -322,6 +335,9 @@ def profile_command(
         raise click.UsageError("profile needs a command (-c COMMAND, or -- COMMAND) or a process (-p PID)")
     if with_callees and not place.partition(":")[2]:
         raise click.UsageError(f"--callees needs the function whose calls count: {place}:FUNCTION")
+    others = {"--json": as_json, "--stacks": stacks, "--callgrind": callgrind, "--top": with_top, "--rows": rows}
+    if is_graph and (given_other := next((name for name, value in others.items() if value), None)):
+        raise click.UsageError(f"--graph prints each call instead of a profile: leave out {given_other}")
     if with_top and (as_json or stacks == FOLDED):
         raise click.UsageError(f"--top prints tables: leave out {'--json' if as_json else '--stacks folded'}")
     if stacks is not None:
@@ -330,18 +346,9 @@ def profile_command(
         check_stacks_target(stacks)
     if callgrind is not None:
         _write(callgrind, "")  # an unusable path is an error before the command runs, not after it
+    top = interval if with_top else None
     given = _Options(
-        place,
-        scope,
-        engine_name,
-        symbols,
-        rows,
-        as_json,
-        callgrind,
-        stacks,
-        with_callees,
-        interval if with_top else None,
-        verbose,
+        place, scope, engine_name, symbols, rows, as_json, callgrind, stacks, with_callees, top, is_graph, verbose
     )
     progress = Progress()
     try:
