@@ -32,6 +32,7 @@ class RegisterClass(Enum):
     FLOATING_POINT = "floating point"
     CPUID = "cpuid"
     SYSTEM = "system"
+    ACCESS = "checked access"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,13 +12,16 @@ from dataclasses import replace
 
 from dprobes.arch.processor import Architecture, Direction, Register, parse_register_table
 
-__all__ = ["I386", "PORT_MAX", "WATCHPOINTS", "WATCHPOINT_LENGTHS", "X86_64", "X86_64_GO"]
+__all__ = ["ACCESSED", "I386", "PORT_MAX", "WATCHPOINTS", "WATCHPOINT_LENGTHS", "X86_64", "X86_64_GO"]
 
 WATCHPOINTS = 4
 """Number of watchpoints for which there are registers (DR0 to DR3)."""
 
 WATCHPOINT_LENGTHS = (1, 2, 4, 8)
 """Possible sizes in bytes of a data watchpoint (Intel SDM, volume 3, "Debug Control Register (DR7)")."""
+
+ACCESSED = "accessed"
+"""Name of the register that has the distance of the accessed memory from a range, where this is checked."""
 
 PORT_MAX = 0xFFFF
 """The highest I/O port."""
@@ -78,6 +81,8 @@ _ADDED_BY_X86_64 = """
     segment:
     80 fs_base    64  yynn
     81 gs_base    64  yynn
+    checked access:
+    82 accessed   64  nynn
 """
 
 # Registers that have 64 bits on x86-64.

@@ -31,6 +31,7 @@ class Capability(Enum):
     WATCHPOINT = "watchpoint probes"
     MODULE_WATCHPOINT = "watchpoints in a module"
     PAGE_WATCHPOINT = "watchpoints without debug registers"
+    ACCESS_CHECK = "checks of the memory that instructions access"
     PORT_WATCHPOINT = "watchpoints on I/O ports of the kernel"
     USER_PORT_WATCHPOINT = "watchpoints on I/O ports of programs"
     SAMPLER = "sampler probes"
@@ -117,6 +118,9 @@ def requirements(program: Program, architecture: Architecture) -> Iterator[Requi
             yield Requirement(Capability.KERNEL_MODULE, what, span, _NO_KPROBES)
         elif False in are_in_code:
             yield Requirement(Capability.KERNEL_EVENT, what, span)
+    checking = next((definition for definition in program.definitions if definition.access is not None), None)
+    if checking is not None:
+        yield Requirement(Capability.ACCESS_CHECK, "a check of accesses", checking.span("offset"))
     for definition in program.definitions:
         if definition.watchpoint is not None and isinstance(definition.location, Address):
             in_module = program.modtype is ModuleType.USER

@@ -243,7 +243,7 @@ _PTRACE = EngineRow(
     scopes=frozenset({ScopeKind.TREE}),
     capabilities=_INTERPRETED
     | {Capability.FLOATING_POINT, Capability.CPUID, Capability.COUNTER, Capability.PAGE_WATCHPOINT}
-    | {Capability.LIVE_PATCH},
+    | {Capability.LIVE_PATCH, Capability.ACCESS_CHECK},
     how_to_ask="use --engine ptrace with -c COMMAND or -p PID",
     is_tracer=True,
     waits_for_modules=True,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.arch import Direction
 from dprobes.arch.usdt_arguments import ARGUMENTS_MAX
-from dprobes.arch.x86_processors import PORT_MAX
+from dprobes.arch.x86_processors import ACCESSED, PORT_MAX
 from dprobes.diagnostics import Note, did_you_mean
 from dprobes.rpn import control_flow
 from dprobes.rpn.instruction_set import ITEM_PREFIX_SIZE, LOG_WIDTHS, ExceptionCode, Flow, Group, OperandKind
@@ -20,6 +20,7 @@ from dprobes.rpn.performance_counters import counter_named
 from dprobes.rpn.program_needs import (
     ENTRY,
     entry_instructions,
+    executed_instructions,
     patched_definitions,
     skipping_instruction,
     stops_target,
@@ -288,6 +289,21 @@ class _HeaderChecks:
             hint = "place the probepoint on the instruction before or after it"
             self._wrong("opcode", f"opcode {opcode:#04x} ({mnemonic}) can never carry a probe", hint)
 
+    def check_accessed(self, architecture: Architecture) -> None:
+        register = architecture.register(ACCESSED)
+        if register is None or self._definition.access is not None:
+            return
+        for instruction in executed_instructions(self._program, self._definition):
+            if instruction.row.operand_kind is OperandKind.REGISTER and instruction.operand in (
+                ACCESSED,
+                register.index,
+            ):
+                self._diagnostics.error(
+                    instruction.operand_place,
+                    f"'{ACCESSED}' is known only where the memory that an instruction accesses is checked",
+                    hint="'dprobes storage' makes such probes",
+                )
+
     def check_selection(self) -> None:
         program, definition = self._program, self._definition
         for keyword, names, known, definer in (
@@ -402,6 +418,7 @@ def check(program: Program, architecture: Architecture, diagnostics: Diagnostics
         header = _HeaderChecks(program, definition, diagnostics)
         header.check_location()
         header.check_opcode(architecture)
+        header.check_accessed(architecture)
         header.check_selection()
         header.check_skip()
         header.check_entry(title)

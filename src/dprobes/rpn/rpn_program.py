@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "MAX_INSTRUCTIONS",
     "Access",
+    "AccessCheck",
     "Address",
     "Code",
     "Expression",
@@ -208,6 +209,23 @@ class Instruction:
         return self.row.syntax.replace(f"<{kind.value}>", text)
 
 
+class AccessCheck(NamedTuple):
+    """
+    Condition on the memory that the probed instruction accesses: an execution is a hit if a byte is in a range.
+
+    The range has ``length`` bytes from the link address ``first`` on, or from an address of processes if ``absolute``.
+    With ``variables``, two global variables contain the first address and the length instead; these are their numbers.
+    ``instruction`` is the link address of the instruction. ``push r, accessed`` gives the distance of the accessed
+    memory from the first address; it is negative if the access begins below the range.
+    """
+
+    instruction: int
+    first: int = 0
+    length: int = 0
+    absolute: bool = False
+    variables: tuple[int, int] | None = None
+
+
 @dataclass(frozen=True)
 class Code:
     """A sequence of instructions. ``labels`` maps a name to the index of an instruction."""
@@ -231,8 +249,9 @@ class ProbeDefinition:
     Header of probepoints with its handler.
 
     ``maxhits`` 0 means no limit. ``logonfault`` and ``heap`` (bytes) are None if the file header decides. ``opcode`` is
-    the expected first byte of the probed instruction, or None if any is accepted. ``spans`` maps a keyword to the span
-    of its statement.
+    the expected first byte of the probed instruction, or None if any is accepted. ``access`` is a condition on the
+    memory that the instruction accesses; no source text contains it. ``spans`` maps a keyword to the span of its
+    statement.
 
     With ``patch``, ``OBJECT:SYMBOL``, the definition has no handler: this function of a shared object replaces the
     function at the location, until the end of the run unless it ``persists``. ``idle`` is the number of seconds to wait
@@ -257,6 +276,7 @@ class ProbeDefinition:
     persists: bool = False
     idle: int | None = None
     is_replacing: bool = False
+    access: AccessCheck | None = None
     spans: Mapping[str, Span] = field(default_factory=dict, compare=False, repr=False)
 
     @property

@@ -23,7 +23,10 @@ its records are emitted, at ``COMPLETED``, ``FAULTED`` and ``COUNTED_EARLY``, un
 from __future__ import annotations
 
 import enum
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from dprobes.rpn.rpn_program import AccessCheck
 
 __all__ = ["AFTER", "HitEvent", "HitState", "IllegalTransitionError", "ProbeLimits"]
 
@@ -33,13 +36,15 @@ class ProbeLimits(NamedTuple):
     Limits of a probe definition: which hits run its handler, and whether a hit that faults has a record.
 
     ``maxhits`` 0: no limit. With ``keep_on_fault``, hits count even if the instruction faults. With ``keep_ip``,
-    records contain the instruction pointer even if the user did not request it.
+    records contain the instruction pointer even if the user did not request it. ``access`` is a condition on the memory
+    that the instruction accesses; None: there is none.
     """
 
     passcount: int
     maxhits: int
     keep_on_fault: bool
     keep_ip: bool
+    access: AccessCheck | None = None
 
 
 class HitState(enum.IntEnum):

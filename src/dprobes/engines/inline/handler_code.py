@@ -21,6 +21,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.bpf.map_layouts import MapName
+from dprobes.engines.inline.access_guards import GUARD_SIZE, GuardPlace
 from dprobes.engines.inline.handler_templates import HandlerAssembler
 from dprobes.engines.inline.handler_trampolines import make_displacing_trampoline, size_bound
 from dprobes.engines.inline.handler_trials import obstacle_in_process
@@ -286,17 +287,21 @@ class CodeWriter:
             codes = tuple([handler.code for handler in each])
             size = self._sizes.get(codes)
             if size is None:
-                made = self.assembler.piece_at(near, site, each, None)
+                plain = [handler._replace(guard=None) for handler in each]
+                made = self.assembler.piece_at(near, site, plain, None)
                 size = len(made.code) + _SLACK + (_LOOK_SIZE * len(each) if len(each) > 1 else 0)
                 self._sizes[codes] = size
             total += size + size_bound(self._trials.get(site))
+            total += GUARD_SIZE if each[0].guard is not None else 0
         return total
 
     @property
     def assembler(self) -> HandlerAssembler:
         """The assembler of handlers; the routines must be placed."""
         if self._assembler is None:
-            self._assembler = HandlerAssembler(self.around, has_switches=self._has_switches)
+            globals_at = self._maps[MapName.GLOBALS].address if MapName.GLOBALS in self._maps else 0
+            place = GuardPlace(self.module.bias, globals_at)
+            self._assembler = HandlerAssembler(self.around, place, has_switches=self._has_switches)
         return self._assembler
 
     @property

@@ -25,6 +25,7 @@ from dprobes.bpf.lower.hits.call_entries import entry_program
 from dprobes.bpf.lower.hosts.handler_host import Host
 from dprobes.bpf.lower.lowering_request import KeptEntry, Placement
 from dprobes.bpf.map_layouts import CallTable
+from dprobes.engines.inline.access_guards import guard_of
 from dprobes.engines.inline.handler_hits import STATE_MAX, HandlerMaps
 from dprobes.engines.inline.handler_trials import (
     Eligibility,
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from dprobes.bpf.bpf_assembler import Assembled
     from dprobes.bpf.bpf_instructions import Insn
     from dprobes.bpf.lower.lowering_request import Lowered
+    from dprobes.engines.inline.access_guards import AccessGuard
     from dprobes.engines.inline.handler_trials import Trial
     from dprobes.engines.ptrace.client.site_answers import CompiledSite
     from dprobes.native.generated_code import Surroundings
@@ -125,12 +127,13 @@ class SiteHandler(NamedTuple):
     """
     Handler of an instruction: its code and the number of its probepoint, and the surroundings of its code.
 
-    The surroundings are None for those of the writer's program.
+    The surroundings are None for those of the writer's program. A handler with a guard is the only one there.
     """
 
     code: NumberedCode
     number: int
     around: Surroundings | None = None
+    guard: AccessGuard | None = None
 
     @property
     def assembled(self) -> Assembled:
@@ -213,8 +216,9 @@ class Piece(NamedTuple):
     Code that runs for a probepoint at the instruction with the link address ``address`` and the bytes ``raw``.
 
     With a ``trial``, the piece runs only if the trial shows that the instruction will complete. ``diverts`` is True if
-    the handler may end with ``skip`` or ``exit``, after which the instruction is not executed. ``program`` is the
-    number of the program, set at its insertion.
+    the handler may end with ``skip`` or ``exit``, after which the instruction is not executed. With a ``guard``, the
+    piece runs only if the instruction accesses certain memory. ``program`` is the number of the program, set at its
+    insertion.
     """
 
     order: Order
@@ -224,6 +228,7 @@ class Piece(NamedTuple):
     code: NumberedCode
     trial: Trial | None = None
     diverts: bool = False
+    guard: AccessGuard | None = None
     program: int = 0
 
     @property
@@ -287,7 +292,10 @@ class PieceWriter:
             return error.message
         instruction, trial = probe.instruction, trial_before(self._program, probe)
         assert not isinstance(trial, str), "the probepoint has an obstacle"
-        return (Piece(Order.HANDLER, number, instruction.address, instruction.raw, handler, trial, diverts),)
+        guard = None
+        if (check := probe.definition.access) is not None and (guard := guard_of(check, instruction.raw)) is None:
+            return "no single instruction computes the address of its access"
+        return (Piece(Order.HANDLER, number, instruction.address, instruction.raw, handler, trial, diverts, guard),)
 
     def is_ending(self, probe: Probepoint, site: CompiledSite | None) -> bool:
         """Return True if the handler of a probepoint may decide that a hit is the last one."""

@@ -13,9 +13,11 @@ its own address in another way.
 
 from __future__ import annotations
 
+import struct
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.bpf.bpf_instructions import Alu, Class, Register, X
+from dprobes.engines.inline.access_guards import OPENING_SIZE, GuardPlace, guard_code
 from dprobes.engines.inline.handler_trampolines import NUMBER, SITE, PieceCode, TrialCode, refers_to_itself
 from dprobes.engines.inline.handler_trials import Trial
 from dprobes.engines.ptrace.site_patches import NativeStop
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from dprobes.bpf.bpf_instructions import Insn
+    from dprobes.engines.inline.access_guards import PlacedGuard
     from dprobes.engines.inline.handler_pieces import NumberedCode, SiteHandler
     from dprobes.native.code_template import CodeTemplate
     from dprobes.native.generated_code import Surroundings
@@ -120,11 +123,12 @@ class HandlerAssembler:
     """
     Assembler of the code of handlers in one module of a process, by templates where there is one.
 
-    ``around`` are the surroundings of handlers that have none of their own.
+    ``around`` are the surroundings of handlers that have none of their own, ``place`` that of guards.
     """
 
-    def __init__(self, around: Surroundings, *, has_switches: bool) -> None:
+    def __init__(self, around: Surroundings, place: GuardPlace | None = None, *, has_switches: bool) -> None:
         self._own = around
+        self._place = place
         self._has_switches = has_switches
         self._seen: set[NumberedCode] = set()
         self._handlers: dict[tuple[object, ...], list[_Template]] = {}
@@ -146,6 +150,8 @@ class HandlerAssembler:
 
         ``rest`` returns the code after them for an address. Raise ``OverflowError`` if a routine is too far away.
         """
+        if (guard := handlers[0].guard) is not None:
+            return self._guarded(guard.placed(self._place or GuardPlace(0, 0)), address, site, handlers[0], trial, rest)
         if len(handlers) == 1:
             made = self.copy_at(address, site, handlers[0], trial)
             if made is not None:
@@ -159,6 +165,33 @@ class HandlerAssembler:
             asm, site, parts, lambda asm: asm.raw(rest(asm.here)), before, has_switches=self._has_switches
         )
         return PieceCode(native.code, before.stops, native.switches)
+
+    def _guarded(
+        self,
+        guard: PlacedGuard,
+        address: int,
+        site: int,
+        handler: SiteHandler,
+        trial: Trial | None,
+        rest: Callable[[int], bytes],
+    ) -> PieceCode:
+        """Return the code as ``piece_at``, after a guard; the guard has opened the frame for the handler."""
+        assert not self._has_switches, "sites with guards are not planned together with those of other programs"
+        made = guard_code(guard, address)
+        after = b""
+
+        def noted_rest(at: int) -> bytes:
+            nonlocal after
+            after = rest(at)
+            return after
+
+        begin = address + len(made.code)
+        piece = self.piece_at(begin - OPENING_SIZE, site, [handler._replace(guard=None)], trial, noted_rest)
+        code = bytearray(made.code + piece.code[OPENING_SIZE:])
+        struct.pack_into("<i", code, made.jump, len(code) - len(after) - made.jump - 4)
+        touch = NativeStop(address + made.touch, site, is_trap=False, has_frame=False, has_flags=False)
+        stops = [touch, *(stop for stop in piece.stops if stop.place >= begin)]
+        return PieceCode(bytes(code), stops, piece.switches)
 
     def copy_at(self, address: int, site: int, handler: SiteHandler, trial: Trial | None) -> MadePiece | None:
         """

@@ -28,7 +28,7 @@ from dprobes.engines.ptrace.site_patches import OF_64_BITS, NativeStop
 from dprobes.native.code_template import Field
 from dprobes.native.generated_code import NativeCode
 from dprobes.native.x86.x86_assembler import Condition, Gpr, Memory, Operation, Shift, dword_range
-from dprobes.native.x86.x86_operations import FRAME_SIZE, SPARE_WORD, saved_at
+from dprobes.native.x86.x86_operations import FRAME_SIZE, SPARE_WORD, STACK_NEEDED, saved_at
 from dprobes.platform.x86.patches.displaced_code import displaced
 from dprobes.target.process_maps import PAGE_SIZE
 
@@ -61,9 +61,6 @@ _STACK_SIZE, _MASKS_SIZE, _DIVISION_SIZE, _TARGET_SIZE = 16, 40, 32, 56
 _ENDINGS_SIZE = 512
 _ALIGNMENT_SIZE, _LOAD_SIZE, _STORE_SIZE = 32, 32, 72
 """Maximum sizes in bytes of the parts of the code."""
-
-_STACK_NEEDED = 1024
-"""Maximum size in bytes of the stack that a handler needs, with the frame."""
 
 _TRAP = b"\xcc"
 _STORE_MXCSR = b"\x0f\xae\x9c\x24"  # stmxcsr [rsp + 32 bits]
@@ -146,7 +143,7 @@ class TrialCode:
     def touch_stack(self, asm: X86Assembler) -> None:
         """Write the check that the stack has enough room; so far only the stack pointer has changed."""
         self.stops = [NativeStop(asm.here, self._site, is_trap=False, has_frame=False, has_flags=False)]
-        asm.store(Memory(Gpr.RSP, FRAME_SIZE - _STACK_NEEDED), Gpr.RAX)
+        asm.store(Memory(Gpr.RSP, FRAME_SIZE - STACK_NEEDED), Gpr.RAX)
 
     def write(self, asm: X86Assembler, *, keeps_flags: bool) -> None:
         """Write the trial after the frame is set up; with ``keeps_flags`` the frame has all flags (PUSHFQ)."""

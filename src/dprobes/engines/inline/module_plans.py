@@ -121,6 +121,8 @@ _OTHERS = "its handler may stop the thread or skip the function, and it is there
 
 _CHANGES = "its instruction may fault, which may depend on what another handler there changes"
 
+_CHECKED = "its access is checked, and another program has a probepoint nearby"
+
 _DISTURBS = "it is there for another probepoint as well, whose handler changes registers that this one looks at"
 
 _PLACES = ("/dev/", "/sys/", "/proc/", "/dmabuf", "anon_inode:")
@@ -145,6 +147,8 @@ def process_trials(
         ending = next((piece.probe for piece in pieces if piece.diverts), None)
         if ending is not None and len(pieces) > 1:
             found[address] = _OTHERS
+        elif len(pieces) > 1 and any(piece.guard is not None for piece in pieces):
+            found[address] = _CHECKED
         elif len(pieces) > 1 and _disturbs([footprint(piece.assembled) for piece in pieces]):
             found[address] = _DISTURBS
         elif trial is not None and len(pieces) > 1 and any(_may_change(piece.assembled) for piece in pieces):
@@ -254,7 +258,10 @@ def plan_alone(
 ) -> PlannedJumps:
     """Plan jumps of one program; ``others`` are instructions with breakpoints, which no jump should displace."""
     sites = {address: plan.planned[address] for address in addresses}
-    handlers = {a: [SiteHandler(piece.code, piece.probe) for piece in site.pieces] for a, site in sites.items()}
+    handlers = {
+        a: [SiteHandler(piece.code, piece.probe, None, piece.guard) for piece in site.pieces]
+        for a, site in sites.items()
+    }
     return _planned(plan, plan.writer, plan.planned, handlers, others, process_trials(sites, pid, mappings))
 
 
@@ -277,7 +284,11 @@ def plan_together(
         address: [SiteHandler(piece.code, piece.probe, around[piece.program]) for piece in site.pieces]
         for address, site in sites.items()
     }
-    return _planned(mine, mine.writer.anew(), sites, handlers, others, process_trials(sites, pid, mappings))
+    trials = process_trials(sites, pid, mappings)
+    for address, site in sites.items():
+        if any(piece.guard is not None for piece in site.pieces):
+            trials[address] = _CHECKED  # the code of a guard has no switch
+    return _planned(mine, mine.writer.anew(), sites, handlers, others, trials)
 
 
 def _planned(

@@ -186,7 +186,7 @@ class SharedStore:
         return 0
 
 
-PROBES_MAX = 1 << 14
+PROBES_MAX = 1 << 17
 """Maximum number of probepoints of a program whose hits handlers in processes can count."""
 
 _THREADS, _THREADS_SIZE = 1 << 12, 1 << 22

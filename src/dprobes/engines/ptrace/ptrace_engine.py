@@ -414,7 +414,7 @@ class PtraceSession:
     def _start_message(self) -> Start:
         program = self._job.program
         definitions = tuple(
-            ProbeLimits(d.passcount, d.maxhits, program.keeps_log_on_fault(d), d.has_many_places)
+            ProbeLimits(d.passcount, d.maxhits, program.keeps_log_on_fault(d), d.has_many_places, d.access)
             for d in program.definitions
         )
         return Start(

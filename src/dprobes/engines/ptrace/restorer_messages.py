@@ -103,7 +103,7 @@ class MemoryUnmapped(NamedTuple):
 
 MANIFEST_FILE_NAME = "dprobes-left"
 """Name of the memory file; the mapping is shown as ``/memfd:dprobes-left (deleted)``."""
-MANIFEST_SIZE = 4 << 20
+MANIFEST_SIZE = 32 << 20
 """Size of the mapping in bytes; pages that are never written take no memory."""
 
 MANIFEST_MAGIC = b"DPROBES1"

@@ -29,9 +29,14 @@ __all__ = [
 
 REGISTER_OFFSETS = {
     "r15": 0, "r14": 8, "r13": 16, "r12": 24, "ebp": 32, "ebx": 40, "r11": 48, "r10": 56, "r9": 64, "r8": 72, "eax": 80,
-    "ecx": 88, "edx": 96, "esi": 104, "edi": 112, "eip": 128, "cs": 136, "eflags": 144, "esp": 152, "ss": 160,
+    "ecx": 88, "edx": 96, "esi": 104, "edi": 112, "accessed": 120, "eip": 128, "cs": 136, "eflags": 144, "esp": 152,
+    "ss": 160,
 }  # fmt: skip
-"""Offsets of registers in ``struct pt_regs`` (arch/x86/include/asm/ptrace.h), for 32-bit processes as well."""
+"""
+Offsets of registers in ``struct pt_regs`` (arch/x86/include/asm/ptrace.h), for 32-bit processes as well.
+
+At a checked access, the place of ``orig_ax`` has the distance of the accessed memory (``AccessCheck``).
+"""
 
 USER_MODE = 3
 """Privilege level (CPL) in ``cs``. Both bits are set in user mode."""

@@ -12,7 +12,7 @@ import os
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from dprobes.arch.x86_processors import X86_64
+from dprobes.arch.x86_processors import ACCESSED, X86_64
 from dprobes.engines.ptrace.tracer.breakpoint_placement import is_mapped_writable, write_memory
 from dprobes.engines.ptrace.tracer.call_injection import MMAP, MODIFY_LDT, MUNMAP, InjectionError, injecting, may_inject
 from dprobes.engines.ptrace.tracer.tracer_state import ThreadGoneError
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from dprobes.extensions import Extension
     from dprobes.keyed.table_entries import KeyedStore
     from dprobes.platform.linux.ptrace_calls import RegisterWords
-    from dprobes.vm.rpn_machine import Machine
+    from dprobes.vm.rpn_machine import Machine, Point
 
 __all__ = ["LocalTables", "ThreadContext", "decode_descriptor"]
 
@@ -259,6 +259,10 @@ _WORDS = {
     if (register := X86_64.register(word.name.lower())) is not None  # the appendix has no orig_rax
 }
 
+_NAMED = {word.name.lower(): int(word) for word in Register}
+
+_ACCESSED = next(register.index for register in X86_64.registers if register.name == ACCESSED)
+
 # Word of the base that the processor loads together with a selector.
 _SEGMENTS: dict[int, int | None] = {
     Register.DS: None,
@@ -306,6 +310,8 @@ class ThreadContext:
         """Descriptors of the files with the names of the threads that hit last, by thread id."""
         self._thread: Thread
         self._registers: RegisterWords
+        self._distances: dict[Probe, int] = {}
+        """The distances of the accessed memory, for probes with a condition on it."""
         self._floating_point: register_images.FloatingPoint | None = None
         self.probe: Probe
         self.process = 0
@@ -361,10 +367,38 @@ class ThreadContext:
 
     # Registers
 
+    def owners_of_access(self, owners: Sequence[tuple[Probe, Point]], raw: bytes) -> tuple[tuple[Probe, Point], ...]:
+        """
+        Return those probes at an instruction with the bytes ``raw`` whose condition on the accessed memory is true.
+
+        The distances that ``push r, accessed`` gives are from now on those of this access.
+        """
+        self._distances = {}
+        return tuple(each for each in owners if each[0].limits.access is None or self._accesses(each[0], raw))
+
+    def _accesses(self, probe: Probe, raw: bytes) -> bool:
+        from dprobes.target.code.memory_accesses import MemoryAccess, memory_access
+
+        check, registers = probe.limits.access, self._registers
+        assert check is not None
+        access = memory_access(raw, check.instruction)
+        assert isinstance(access, MemoryAccess), "only such instructions have a check"
+        bias = registers[_RIP] - check.instruction
+        first, length = check.first + (0 if check.absolute else bias), check.length
+        if check.variables is not None:
+            first, length = (probe.program.global_variables[number] for number in check.variables)
+        distance = access.address(lambda name: int(registers[_NAMED[name]]), bias) - first
+        if not -access.size < distance < length:
+            return False
+        self._distances[probe] = distance & _MASK_64
+        return True
+
     def register(self, index: int, *, user: bool) -> int:  # noqa: ARG002 - in user code both contexts are the same
         word = _WORDS.get(index)
         if word is not None:
             return self._registers[word]
+        if index == _ACCESSED:
+            return self._distances[self.probe]
         if self._floating_point is None:
             self._floating_point = register_images.FloatingPoint(ptrace_calls.floating_point_state(self._thread.tid))
         return self._floating_point.register(index)

@@ -276,6 +276,9 @@ class HitHandler:
         self._context.select(thread, self._registers)
         handled: tuple[Handled, ...] = ()
         is_leaving = False
+        handlers = breakpoint_.handlers
+        if breakpoint_.is_checked:
+            handlers = self._context.owners_of_access(handlers, breakpoint_.site.original)
         try:
             if breakpoint_.own or breakpoint_.waiting:
                 is_leaving = self._on_arrival(thread, breakpoint_)
@@ -283,12 +286,12 @@ class HitHandler:
                 pass
             elif known is not None:
                 self._context.written = hit.written
-                handled = self._handlers.run(breakpoint_.handlers, known)
+                handled = self._handlers.run(handlers, known)
             else:
                 if breakpoint_.entries and not thread.is_outside:
                     self._returns.entered(thread, breakpoint_, self._registers)
-                if breakpoint_.handlers:
-                    handled = self._handlers.run(breakpoint_.handlers)
+                if handlers:
+                    handled = self._handlers.run(handlers)
         except BaseException:
             # If an exception ends the run here, the thread must not continue in the middle of the instruction.
             ptrace_calls.set_registers(thread.tid, self._registers)

@@ -121,6 +121,8 @@ class Breakpoint:
     own: dict[Role, frozenset[int]] = field(default_factory=dict)
     semaphores: dict[Probe, int] = field(default_factory=dict)
     """Addresses of the semaphores that probes need to be raised."""
+    is_checked: bool = False
+    """True if a handler runs only if the instruction accesses certain memory."""
     is_noted: bool = True
     """True if ``Placement`` was recorded for its probes; False for breakpoints that are rarely executed."""
 
@@ -148,6 +150,7 @@ class Breakpoint:
         elif site.role is Role.PROBE:
             assert site.point is not None
             self.handlers = tuple(sorted((*self.handlers, (probe, site.point)), key=_rank))
+            self.is_checked |= probe.limits.access is not None
             if site.semaphore:
                 self.semaphores[probe] = self.address + site.semaphore
         elif site.role is Role.ENTRY:
