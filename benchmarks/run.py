@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from accesses import accesses
 from bigprograms import big_programs
 from callprofiles import call_profiles
 from debuginformation import debug_information
@@ -54,6 +55,7 @@ PTRACE: Sections = {
     "latency": latency,
     "plans": patch_plans,
     "placing": placing,
+    "accesses": accesses,
     "live": live,
     "streams": streams,
 }

@@ -45,6 +45,7 @@ VERBS = {
     "sql": "Query the records of trace files and Parquet files in SQL.",
     "log-target": "Add, remove and list log targets.",
     "profile": "Print calls, inclusive and exclusive times of the functions of a module.",
+    "storage": "Print which functions read and write the fields of a structure.",
     "stop": "Remove all programs of the probe manager at once.",
     "patch": "Replace a function of a running process by one of a shared object.",
     "sets": "List instrumentation sets, the probes of a set, or check a set on this machine.",

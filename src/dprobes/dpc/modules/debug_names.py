@@ -97,6 +97,23 @@ class ModuleNames:
         """Return a variable or enumerator of the scope's blocks and source files; None if there is none."""
         return self._meant(name, self._scope.near_groups(name, _NAMED))
 
+    def static_variable(self, name: str) -> tuple[int, CType] | None:
+        """
+        Return the link address and the type of the module's variable of this name.
+
+        Return None if there is none with a fixed address. Raise ``TargetError`` if there are several.
+        """
+        for found in self._candidates(self._scope.groups(name, frozenset((Tag.VARIABLE, Tag.MEMBER)))):
+            place, type_ = self._one(name, found)
+            if place.symbol:
+                address = self._module.symbol_address(place.symbol)
+                return None if address is None else (address, type_)
+            match place.location:
+                case InMemory(LinkAddress(address)):
+                    return address, type_
+            return None
+        return None
+
     def member_of(self, scattered: Scattered, member: Member) -> typed_values.Value | Scattered:
         """
         Return a member of a structure that is at least partly in registers.
@@ -106,6 +123,13 @@ class ModuleNames:
         return part_of(scattered, member, self._module.machine())
 
     def _meant(self, name: str, groups: Iterator[Sequence[Scoped]]) -> ModuleVariable | None:
+        for found in self._candidates(groups):
+            place, type_ = self._one(name, found)
+            return ModuleVariable(self._value(place, type_), type_)
+        return None
+
+    def _candidates(self, groups: Iterator[Sequence[Scoped]]) -> Iterator[Sequence[tuple[Scoped, _Place]]]:
+        """Iterate over the entries with a place in each group that has some."""
         for group in groups:
             if found := [
                 (each, place)
@@ -113,11 +137,14 @@ class ModuleNames:
                 if each.entry.tag != Tag.MEMBER or each.entry.flag(At.EXTERNAL) or each.entry.flag(At.DECLARATION)
                 if (place := self._place(each)) is not None
             ]:
-                return self._one(name, found)
-        return None
+                yield found
 
-    def _one(self, name: str, found: Sequence[tuple[Scoped, _Place]]) -> ModuleVariable:
-        """Return the variable that all of the entries describe; raise ``TargetError`` if they describe several."""
+    def _one(self, name: str, found: Sequence[tuple[Scoped, _Place]]) -> tuple[_Place, CType]:
+        """
+        Return place and type of the variable that all of the entries describe.
+
+        Raise ``TargetError`` if they describe several.
+        """
         by_place: dict[object, list[tuple[Scoped, _Place]]] = {}
         for each, place in found:
             by_place.setdefault(place.key, []).append((each, place))
@@ -133,7 +160,7 @@ class ModuleNames:
             if size_of(type_) is not None:
                 break
             type_ = self._entry_types.of_variable(other.entry)
-        return ModuleVariable(self._value(place, type_), type_)
+        return place, type_
 
     def _place(self, found: Scoped) -> _Place | None:
         """Return the place of a variable or the value of an enumerator; None if the entry is only a declaration."""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from dprobes.native.generated_code import Surroundings
     from dprobes.native.virtual_assembler import Label, Operand
 
-__all__ = ["FRAME_SIZE", "SPARE_WORD", "X86Operations", "gpr", "saved_at"]
+__all__ = ["FRAME_SIZE", "SPARE_WORD", "STACK_NEEDED", "X86Operations", "gpr", "saved_at"]
 
 _REGISTERS = (
     Gpr.RAX, Gpr.RDI, Gpr.RSI, Gpr.RDX, Gpr.RCX, Gpr.R8, Gpr.RBX, Gpr.R13, Gpr.R14, Gpr.R15, Gpr.RBP, Gpr.R10, Gpr.R11,
@@ -79,6 +79,9 @@ SPARE_WORD = 168
 """Frame offset in bytes of a word for temporary use, after ``struct pt_regs``."""
 FRAME_SIZE = _RED_ZONE + SPARE_WORD + 8
 """Distance in bytes from the probed program's stack pointer down to the trampoline's frame."""
+
+STACK_NEEDED = 1024
+"""Maximum size in bytes of the stack that a handler needs, with the frame."""
 
 _NAMES = {
     Gpr.RAX: "eax", Gpr.RCX: "ecx", Gpr.RDX: "edx", Gpr.RBX: "ebx", Gpr.RBP: "ebp", Gpr.RSI: "esi", Gpr.RDI: "edi",
