@@ -218,7 +218,7 @@ class _Numbers:
         self.masking = frozenset(number for number, name in self.mnemonics.items() if "maskmov" in name)
         self.bit_strings = frozenset(number for number, name in self.mnemonics.items() if name in _BIT_STRINGS)
         self.directions: dict[int, tuple[bool, bool]] = {}
-        """Whether instructions of a code read and write their operand in memory."""
+        """The directions of the operand in memory by instruction code: (reads, writes)."""
         self.sizes: dict[int, int] = {}
         """The sizes of operands in memory in bytes."""
 
