@@ -126,7 +126,8 @@ tools)
         apt_install $packages || say "not installed (no right to):$packages; tests that need them will say so"
     fi
     # Not every release has these.
-    for package in ltrace bpftrace uftrace mandoc golang-go rustc postgresql clang llvm; do
+    for package in ltrace bpftrace uftrace mandoc golang-go rustc postgresql clang llvm \
+        nginx-light nodejs default-jdk-headless mariadb-server-core mariadb-client-core; do
         dpkg -s "$package" >/dev/null 2>&1 || apt_install "$package" || say "not installed: $package"
     done
     # The tests of Python's own library are a package for each version, where it has one at all.
