@@ -296,8 +296,12 @@ class _LineFace(run_steps.Face[int]):
         self._stack.callback(attachment.close)
         from dprobes.cli.output.run_summary import SummaryOptions
         from dprobes.cli.runs.run_follower import Run
-        from dprobes.formatters.templates.template_collection import probe_names
 
+        names: dict[int, str] = {}
+        if planned.source.templates:
+            from dprobes.formatters.templates.template_collection import probe_names
+
+            names = probe_names(planned.source)
         given, compiled = self._given, planned.compiled
         # Standard output exists in any case: probes are armed before its modules are imported.
         outputs = self._outputs or self._stack.enter_context(self._opened_outputs())
@@ -311,7 +315,7 @@ class _LineFace(run_steps.Face[int]):
             outputs,
             planned.members[0].job.scope,
             self._progress,
-            SummaryOptions(engine_row(planned.engine).name, given.rows, given.explain, probe_names(planned.source)),
+            SummaryOptions(engine_row(planned.engine).name, given.rows, given.explain, names),
             exit_status=given.exit_status,
             filters=given.filters,
             duration=given.duration,
