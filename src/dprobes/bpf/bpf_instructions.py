@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CALL",
+    "EXISTS",
     "EXIT",
     "INSN_SIZE",
     "LOOPS_MAX",
@@ -187,6 +188,14 @@ class RingOutput(IntEnum):
 
 OVERWRITE, NO_OVERWRITE = 0, 1
 """Flags of MAP_UPDATE_ELEM. The second one leaves an existing key unchanged (BPF_NOEXIST)."""
+
+EXISTS = -17
+"""
+The result of MAP_UPDATE_ELEM with NO_OVERWRITE for an existing key (-EEXIST), of which only the low 32 bits are valid.
+
+Before Linux kernel commit d7ba4cc900bf ("bpf: return long from bpf_map_ops funcs") (in v6.4), the function that the
+verifier calls in place of the helper returned an int.
+"""
 
 
 class CallKind(IntEnum):

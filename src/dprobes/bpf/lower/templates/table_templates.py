@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, assert_never
 
-from dprobes.bpf.bpf_instructions import NO_OVERWRITE, Alu, Atomic, Helper, Jump, Register, Size
+from dprobes.bpf.bpf_instructions import EXISTS, NO_OVERWRITE, Alu, Atomic, Helper, Jump, Register, Size
 from dprobes.bpf.lower.state.handler_state import KEY_HEAD, SCRATCH, Field
 from dprobes.bpf.lower.templates.flow_templates import invalid_opcode
 from dprobes.bpf.lower.templates.world_templates import clear, read_string, throw_fault
@@ -314,9 +314,6 @@ def load_shown(w: Writer, table: Table) -> None:
 _COPY = 14
 """The first of the work words for a copy of the stack."""
 
-_EXISTS = -17
-"""The kernel's error for an existing key (-EEXIST)."""
-
 
 def _of_table(write: Callable[[Writer, Table, int], None]) -> Template:
     """Return a template for the table whose number is the operand."""
@@ -418,7 +415,7 @@ def _point_to_value(w: Writer, table: Table, number: int, lost: Label) -> None:
     asm.mov(_R.R4, NO_OVERWRITE)
     _call(w, number, Helper.MAP_UPDATE_ELEM)
     asm.jump_if(Jump.JEQ, _R.R0, 0, made)
-    asm.jump_if(Jump.JNE, _R.R0, _EXISTS, lost)
+    asm.jump_if(Jump.JNE, _R.R0, EXISTS, lost, wide=False)
     asm.place(made)
     _call(w, number, Helper.MAP_LOOKUP_ELEM)
     asm.jump_if(Jump.JEQ, _R.R0, 0, lost)

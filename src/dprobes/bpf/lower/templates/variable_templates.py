@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from dprobes.bpf.bpf_instructions import NO_OVERWRITE, Alu, Atomic, Helper, Jump, Register, Size
+from dprobes.bpf.bpf_instructions import EXISTS, NO_OVERWRITE, Alu, Atomic, Helper, Jump, Register, Size
 from dprobes.bpf.lower.state.handler_state import CELLS, SCRATCH, Field
 from dprobes.bpf.lower.templates.log_templates import append, begin, check_prefix, end, overflow_if, room, write_prefix
 from dprobes.bpf.map_layouts import MapName, power_of_two
@@ -42,9 +42,6 @@ _KEY = -120
 
 _BLOCK = -128
 """Stack offset of the address of the variables, until the hit has a state."""
-
-_EXISTS = -17
-"""The kernel's error for an existing key (-EEXIST)."""
 
 _R = Register
 
@@ -86,7 +83,7 @@ def give_variables(asm: Assembler, host: Host, full: Label, *, is_kept: bool) ->
     asm.call(Helper.MAP_UPDATE_ELEM)
     if not is_kept:
         asm.jump_if(Jump.JEQ, _R.R0, 0, there)
-        asm.jump_if(Jump.JNE, _R.R0, _EXISTS, full)
+        asm.jump_if(Jump.JNE, _R.R0, EXISTS, full, wide=False)
         asm.place(there)
         return
     point_to_variables(asm, host)
