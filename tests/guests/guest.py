@@ -83,13 +83,17 @@ class SharedGuest:
         self._stack = contextlib.ExitStack()
         self._guest: Guest | None = None
 
+    def runs(self, machine: Machine) -> bool:
+        """Return whether the running guest has this configuration."""
+        return self._guest is not None and self._guest.machine == machine
+
     def of(self, machine: Machine, snapshot_of: Callable[[Machine], Snapshot]) -> Guest:
         """
         Return the running guest if it has this configuration; otherwise end it, and resume another one.
 
         ``snapshot_of`` returns the snapshot to resume.
         """
-        if self._guest is None or self._guest.machine != machine:
+        if self._guest is None or not self.runs(machine):
             self.close()
             self._guest = self._stack.enter_context(resumed(snapshot_of(machine)))
         return self._guest

@@ -35,9 +35,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.getoption("--all-kernels", default=False) and (left := set(superfluous(items))):
         items[:] = [item for item in items if item not in left]
         config.hook.pytest_deselected(items=[*left])
-    # The tests that share a machine follow each other.
-    files = {path: number for number, path in enumerate(dict.fromkeys(item.path for item in items))}
-    items.sort(key=lambda item: (files[item.path], machine_of(item) if item.get_closest_marker("shared_guest") else ""))
+    # The tests that share a machine follow each other, and a file begins with the machine of the file before.
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    is_reversed = False
+    for tests in files.values():
+        if all(item.get_closest_marker("shared_guest") for item in tests):
+            tests.sort(key=machine_of, reverse=is_reversed)
+            is_reversed = not is_reversed
+    items[:] = [item for tests in files.values() for item in tests]
 
 
 @contextlib.contextmanager
@@ -92,9 +99,9 @@ def kernel(request: pytest.FixtureRequest) -> str:
     return series
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def shared_guest() -> Iterator[SharedGuest]:
-    """Return the guest of the tests of a file that share one."""
+    """Return the guest of the tests that share one."""
     with contextlib.closing(SharedGuest()) as shared:
         yield shared
 
@@ -114,8 +121,9 @@ def guest(
     options = {name: value for marker in request.node.iter_markers("machine") for name, value in marker.kwargs.items()}
     machine = replace(Machine(kernel), **options)
     is_shared = request.node.get_closest_marker("shared_guest") is not None
-    if not is_shared:
-        shared_guest.close()  # a worker has one machine: with two, workers could wait for each other
+    if not (is_shared and shared_guest.runs(machine)):
+        # A worker has one machine, also while it boots another one: with two, workers could wait for each other.
+        shared_guest.close()
     for marker in request.node.iter_markers("requires_feature"):
         for feature in marker.args:
             if (reason := lack_of(feature, snapshot_of(machine).machine.image)) is not None:

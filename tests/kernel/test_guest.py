@@ -122,7 +122,10 @@ def test_tests_that_pass_share_a_guest(
     with contextlib.closing(SharedGuest()) as shared:
         first = shared.of(machine, snapshot_of)
         first.put("/tmp/file", "text")
+        assert shared.runs(machine)
+        assert not shared.runs(Machine(kernel, cpus=1))
         shared.give_back(is_sound=passes)
+        assert shared.runs(machine) == passes
         second = shared.of(machine, snapshot_of)
         assert (second is first) == passes
         assert second.run("ls /tmp").stdout == ""

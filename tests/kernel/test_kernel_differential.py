@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from guests.guest import Guest
 
 
+pytestmark = pytest.mark.shared_guest
+
 CASES = Path(__file__).parents[1] / "cases"
 
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
     from guests.guest import Guest
     from integration.support import Builder
+
+pytestmark = pytest.mark.shared_guest
 
 SOURCE = """
 name = "/tmp/tallied"

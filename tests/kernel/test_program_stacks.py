@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
     from guests.guest import Guest
     from integration.support import Builder
+
+pytestmark = pytest.mark.shared_guest
 
 SOURCE = 'name = "/tmp/callstacks"\nlogmax = 2048\nmajor = 1\noffset = here\nminor = 1\nlog ustack\nexit\n'
 
