@@ -132,12 +132,9 @@ def _ours(path: Path, handler: str, engine: str = "inline") -> tuple[Costs | Non
 def _frida(path: Path, what: str) -> float | None:
     if importlib.util.find_spec("frida") is None:
         return None
-    symbols = subprocess.run(["nm", path], capture_output=True, text=True, check=True).stdout
-    found = re.search(r"^([0-9a-f]+) \w hot$", symbols, re.MULTILINE)
-    assert found is not None
     with _running(path) as program:
         bare = program.costs()
-        command = [sys.executable, str(HERE / "peer_frida.py"), str(program.process.pid), f"0x{found[1]}", what]
+        command = [sys.executable, str(HERE / "peer_frida.py"), str(program.process.pid), _offset_of_hot(path), what]
         costs = _attached(command, b"ready", program)
     return None if costs is None else costs.hot - bare.hot
 
@@ -155,6 +152,78 @@ def _uftrace(path: Path, directory: Path) -> float | None:
         for child in Path(f"/proc/{program.process.pid}/task/{program.process.pid}/children").read_text().split():
             os.kill(int(child), signal.SIGKILL)
     return costs.hot - bare.hot
+
+
+CHANGES = 100
+"""Number of times that a function is patched and restored."""
+
+
+def _patches(directory: Path) -> list[Measurement]:
+    """
+    Return the rows about live patches: a call of a patched function, and a patch with its removal.
+
+    The program is one whose callers rely on no registers that the function happens to preserve.
+    """
+    from dprobes.engines.ptrace.patching.live_patches import insert_patch, plan_patch, remove_patch
+
+    path = directory / "called_patched"
+    subprocess.run(["gcc", "-O2", "-fno-ipa-ra", "-o", path, HERE / "called.c"], check=True)
+    replacement = directory / "replacement.so"
+    flags = ("-O2", "-shared", "-fPIC", "-nostartfiles")
+    subprocess.run(["gcc", *flags, "-o", replacement, HERE / "replacement.c"], check=True)
+    changes, stops = [], []
+    with _running(path) as program:
+        bare = program.costs()
+        planned = plan_patch(program.process.pid, replacement, "hot", None, None)
+        for _ in range(CHANGES):
+            begin = time.monotonic()
+            inserted = insert_patch(planned)
+            remove_patch(program.process.pid, inserted.record)
+            changes.append(time.monotonic() - begin)
+            stops.append(inserted.seconds)
+        costs = []
+        for symbol in ("hot", "same"):
+            inserted = insert_patch(plan_patch(program.process.pid, replacement, symbol, "hot", None))
+            costs.append((program.costs().hot - bare.hot) / 1000)
+            remove_patch(program.process.pid, inserted.record)
+    theirs = _frida_replacement(path)
+    call, change = (None, None) if theirs is None else theirs
+    middle = sorted(changes)[CHANGES // 2] * 1e6, sorted(stops)[CHANGES // 2] * 1e6
+    return [
+        Measurement("a patch that counts its calls, above a call", costs[0], "Frida, replaceFast", call),
+        Measurement("a patch that calls the original, above a call", costs[1]),
+        Measurement("patch a function and restore it", middle[0], "Frida, replaceFast and revert", change),
+        Measurement("of that, the threads stand still for the patch", middle[1]),
+    ]
+
+
+def _frida_replacement(path: Path) -> tuple[float, float] | None:
+    """Return the microseconds of a call of a function that Frida replaces, above the bare call, and of a change."""
+    if importlib.util.find_spec("frida") is None:
+        return None
+    with _running(path) as program:
+        bare = program.costs()
+        command = [sys.executable, str(HERE / "peer_frida.py"), str(program.process.pid), _offset_of_hot(path)]
+        tool = subprocess.Popen([*command, "replace"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert tool.stdout is not None
+        assert tool.stdin is not None
+        try:
+            said = tool.stdout.readline().split()
+            hot = program.costs().hot
+        finally:
+            tool.stdin.close()
+            tool.wait(PATIENCE)
+            tool.stdout.close()
+    if len(said) < 2 or said[0] != b"microseconds":
+        return None
+    return (hot - bare.hot) / 1000, float(said[1])
+
+
+def _offset_of_hot(path: Path) -> str:
+    symbols = subprocess.run(["nm", path], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"^([0-9a-f]+) \w hot$", symbols, re.MULTILINE)
+    assert found is not None
+    return f"0x{found[1]}"
 
 
 def _beside_a_uprobe(directory: Path) -> Measurement:
@@ -189,6 +258,7 @@ def live(directory: Path) -> list[Measurement]:
         costs, bare = _ours(path, handler)
         ours = None if costs is None else (costs.hot - bare.hot) / 1000
         rows.append(Measurement(f"in a live process, above a call: {what}", ours))
+    rows += _patches(directory)
     rows.append(_beside_a_uprobe(directory))
     theirs = _uftrace(path, directory)
     if theirs is not None:

@@ -152,8 +152,9 @@ def _warn(planned: PlannedPatch, build_id: str | None) -> None:
             f"'{planned.object.path}' names no build-id, so '{planned.module.name}' may be another build",
             hint=f"--build-id {planned.module.elf.build_id}" if planned.module.elf.build_id else None,
         )
-    if (text := inlined_text(planned)) is not None:
-        console.warning(text)
+    for text in (inlined_text(planned), planned.doubt):
+        if text is not None:
+            console.warning(text)
 
 
 # All processes that map a module

@@ -13,6 +13,7 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.engines.ptrace.patching.exception_tables import REGISTER_FRAME, registration_code
+from dprobes.engines.ptrace.patching.kept_registers import expectation_of
 from dprobes.engines.ptrace.patching.patch_object import ORIGINAL, PatchObject, Piece
 from dprobes.engines.ptrace.patching.patch_records import (
     CODE_COPY,
@@ -44,6 +45,7 @@ from dprobes.platform.x86.patches.displaced_code import displaced, jump
 from dprobes.platform.x86.patches.patch_plans import Plan, look_at
 from dprobes.platform.x86.patches.trampoline_space import AddressSpace as TrampolineSpace
 from dprobes.target.code.function_exits import CallFrames, function_exits
+from dprobes.target.probed_module import Module
 from dprobes.target.process_maps import PAGE_SIZE, growth_of, mappings_of
 
 if TYPE_CHECKING:
@@ -92,7 +94,8 @@ class PlannedPatch(NamedTuple):
 
     ``former`` is the patch that is at the function's entry already. The object calls it as ``orig_NAME``, or with
     ``replaces`` the original function. ``register`` is the address of ``__register_frame``, if exceptions may pass
-    through the object; else 0.
+    through the object; else 0. ``doubt`` is a message about a caller that may rely on registers which the patch
+    changes; None without one.
     """
 
     pid: int
@@ -110,6 +113,7 @@ class PlannedPatch(NamedTuple):
     former: PatchRecord | None = None
     replaces: bool = False
     register: int = 0
+    doubt: str | None = None
 
 
 class Inserted(NamedTuple):
@@ -191,7 +195,7 @@ def plan_patch(
         ranges += ((former.base, former.base + former.size),)
     return PlannedPatch(
         pid, found, symbol, module, name, begin, ranges, plan, addresses, originals, inlined, stack, former, replaces,
-        register,
+        register, _doubt(module, name, link_address, found, symbol),
     )  # fmt: skip
 
 
@@ -249,6 +253,28 @@ def _addresses(found: PatchObject, symbols: ProcessSymbols, originals: frozenset
             )
         addresses[each] = address or 0
     return addresses
+
+
+def _doubt(module: MappedModule, name: str, link_address: int, found: PatchObject, symbol: str) -> str | None:
+    """
+    Return the message about a caller that may rely on registers that the patch changes; None without one.
+
+    Raise ``TargetError`` if a caller certainly does.
+    """
+    expectation = expectation_of(module.module, link_address, Module.load(found.path), symbol)
+    if expectation is None:
+        return None
+    place, register = expectation.place, expectation.register
+    if expectation.is_certain:
+        raise TargetError(
+            f"'{name}' cannot be replaced by '{symbol}', which changes {register}: its caller expects at {place} that "
+            "it does not",
+            hint="gcc -O2 makes such callers (-fipa-ra): compile the program -fno-ipa-ra, or replace the caller",
+        )
+    return (
+        f"the caller of '{name}' at {place} may expect that it does not change {register}, and '{symbol}' does: check "
+        "it, or compile the program -fno-ipa-ra"
+    )
 
 
 def _register_frame(found: PatchObject, symbols: ProcessSymbols, pid: int) -> int:

@@ -135,8 +135,8 @@ class PatchSession(Attachment):
                 inserted = insert_patch(each.planned, idle=each.idle)
                 self._inserted[each.probe] = inserted
                 self._events.append(Notice(description_of(each.planned, inserted), is_warning=False))
-                if (text := inlined_text(each.planned)) is not None:
-                    self._events.append(Notice(text))
+                messages = (inlined_text(each.planned), each.planned.doubt)
+                self._events += [Notice(text) for text in messages if text is not None]
         except BaseException:
             self._remove(tuple(self._inserted))
             self._release()
