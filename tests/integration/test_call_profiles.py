@@ -183,6 +183,16 @@ def test_a_flame_graph_and_a_profile_for_pprof_have_the_same_total(build: Builde
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+def test_calls_that_an_exec_ends_are_not_callers_of_those_after_it(build: Builder, engine: str) -> None:
+    program = build("reexecuted.c", "-O1")
+    done = profile(f"{program}:step_*", "--engine", engine, "--json", "--", program, 3)
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    edges = {(row["caller"], row["callee"]): row["calls"] for row in rows if "callee" in row}
+    assert edges == {(None, "step_work"): 4, ("step_again", "step_work"): 3}  # no call of "step_again" has ended
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 def test_the_graph_has_the_calls_that_the_program_counts(build: Builder, engine: str) -> None:
     program = build("profiled.c", *FLAGS)
     done = profile(f"{program}:[j-t]*", "--graph", "--engine", engine, "--", program, 3)

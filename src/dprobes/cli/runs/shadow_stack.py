@@ -354,18 +354,21 @@ def program_for(name: str, code: ProfiledCode, *, keeps_paths: bool = False, log
 
 
 class FunctionNames:
-    """Names of the functions of a module by the addresses of their entries in processes."""
+    """Names of the functions of the module with an ``inode`` by the addresses of their entries in processes."""
 
-    def __init__(self, images: ProcessImages | None, entries: Mapping[int, str]) -> None:
+    def __init__(self, images: ProcessImages | None, entries: Mapping[int, str], inode: int) -> None:
         self._images = images
         self._entries = entries
+        self._inode = inode
 
     def name_of(self, address: int) -> str:
         """Return the function's name, or the address as a number if no process is known to have had it there."""
         for pid, since in self._images.code_at(address) if self._images is not None else ():
             image = None if self._images is None else self._images.at(pid, since)
             mapping = None if image is None else image.covering(address)
-            if mapping is not None and (name := self._entries.get(address - mapping.start + mapping.offset)):
+            if mapping is None or mapping.inode != self._inode:
+                continue  # another process has another file at the address
+            if name := self._entries.get(address - mapping.start + mapping.offset):
                 return name
         return f"{address:#x}"
 

@@ -142,7 +142,7 @@ class _ProfileFace(run_steps.Face[int]):
             raise not_there(name, vantage.tid)
         symbols = FileSymbols(given.symbols)
         self._code = profiled_code(Module.load(path, given.symbols), pattern or "*", with_callees=given.with_callees)
-        self._module = path
+        self._module, self._inode = path, path.stat().st_ino
         program = program_for(name, self._code, keeps_paths=given.stacks is not None, logs_calls=given.is_graph)
         self._source = record_source(program, {}, names_addresses=True)
         items = GRAPH_ITEMS if given.is_graph else Item(0)
@@ -201,7 +201,7 @@ class _ProfileFace(run_steps.Face[int]):
             SummaryOptions(planned.engine),
             exit_status=False,
         )
-        names = FunctionNames(self._source.images, self._code.entries)
+        names = FunctionNames(self._source.images, self._code.entries, self._inode)
         module = str(self._module)
         with contextlib.ExitStack() as shown:
             if (seconds := self._given.top) is not None:
