@@ -27,6 +27,7 @@ __all__ = [
     "copies_of",
     "copy_name",
     "matching_copies",
+    "plain_name",
     "source_of_copy",
     "written_copy",
 ]
@@ -90,6 +91,11 @@ def copy_name(kernel: SymbolsOfKernel, symbol: KernelSymbol) -> str:
         return symbol.name
     copies = copies_of(kernel, symbol.name, symbol.module)
     return next((copy.name for copy in copies if copy.symbol.address == symbol.address), symbol.name)
+
+
+def plain_name(name: str) -> str:
+    """Return the symbol's name of a copy that is written as ``FILE:NAME`` or ``NAME,NUMBER``."""
+    return name.rpartition(":")[2].partition(",")[0]
 
 
 def written_copy(kernel: SymbolsOfKernel, written: str, module: str, *, is_code: bool = False) -> KernelSymbol | None:
