@@ -42,7 +42,7 @@ from dprobes.dpc.types.c_types import (
 )
 from dprobes.errors import FormatError, TargetError
 from dprobes.target.btf import COMPOSITES, WRAPPERS, Kind
-from dprobes.target.kernel.kernel_copies import plain_name
+from dprobes.target.kernel.kernel_copies import bare_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -268,7 +268,7 @@ class BtfModule:
         Another place, and None, have only variables and types. If functions of several files have one name,
         ``FILE:NAME`` or ``NAME,NUMBER``, BTF describes them only if their parameters are the same.
         """
-        name = None if place is None else plain_name(place.strip('"'))
+        name = None if place is None else bare_name(place.strip('"'))
         function = name if name is not None and name.isidentifier() else None
         return BtfNames(self, function, at_return=at_return)
 

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 __all__ = [
     "KernelCopy",
     "ambiguous_copies",
+    "bare_name",
     "copies_of",
     "copy_name",
     "matching_copies",
-    "plain_name",
     "source_of_copy",
     "written_copy",
 ]
@@ -93,7 +93,7 @@ def copy_name(kernel: SymbolsOfKernel, symbol: KernelSymbol) -> str:
     return next((copy.name for copy in copies if copy.symbol.address == symbol.address), symbol.name)
 
 
-def plain_name(name: str) -> str:
+def bare_name(name: str) -> str:
     """Return the symbol's name of a copy that is written as ``FILE:NAME`` or ``NAME,NUMBER``."""
     return name.rpartition(":")[2].partition(",")[0]
 

@@ -21,7 +21,7 @@ from dprobes.resolve.probepoints import LeftOutProbe, ProbeState
 from dprobes.rpn.instruction_set import Group
 from dprobes.rpn.program_needs import ENTRY, entry_registers, executed_instructions, skipping_instruction
 from dprobes.rpn.rpn_program import Expression, Glob
-from dprobes.target.kernel.kernel_copies import plain_name
+from dprobes.target.kernel.kernel_copies import bare_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -93,7 +93,7 @@ def is_overridden(probe: Probepoint, resolved: ResolvedKernel, features: Feature
     if Feature.OVERRIDE_RETURN not in features or Feature.KPROBE not in features:
         return False
     skippable = resolved.module.kernel.skippable
-    return skippable is None or plain_name(probe.where) in skippable
+    return skippable is None or bare_name(probe.where) in skippable
 
 
 _ALWAYS = ("eip",)
@@ -153,7 +153,7 @@ class TrampolinePlan:
 
     def _signature(self, probe: Probepoint) -> Signature:
         """Return the signature of a probepoint's function; raise ``TargetError`` if it cannot have a trampoline."""
-        module, name = self._resolved.module, plain_name(probe.where)
+        module, name = self._resolved.module, bare_name(probe.where)
         if module.name:
             raise TargetError(
                 f"without kprobes only functions of the kernel itself can carry a probe, none of '{module.name}'",
