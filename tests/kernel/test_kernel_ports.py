@@ -8,6 +8,8 @@ import signal
 import struct
 from typing import TYPE_CHECKING
 
+import pytest
+
 from guests.initramfs import PYTHON
 
 if TYPE_CHECKING:
@@ -58,3 +60,36 @@ def test_each_access_to_a_watched_port_is_a_hit(guest: Guest) -> None:
     assert re.search(r"^7,2  left out .*\(notrace, .*io_serial_out,\d\+0x9", process.stderr, re.MULTILINE), (
         process.stderr
     )
+
+
+WRITTEN = 100
+SERIAL = f"""
+import os, re, time
+def sent():
+    return int(re.search(r"^0: .* tx:([0-9]+)", open("/proc/tty/driver/serial").read(), re.MULTILINE)[1])
+line, before = os.open("/dev/ttyS0", os.O_WRONLY | os.O_NOCTTY), sent()
+for _ in range({WRITTEN}):
+    os.write(line, b".")
+import termios
+termios.tcdrain(line)
+print(sent() - before)
+"""
+
+
+@pytest.mark.each_kernel
+def test_writes_to_the_serial_line_are_hits_in_a_wide_range(guest: Guest) -> None:
+    """The driver counts the bytes that it has sent; each is one access of port 0x3f8."""
+    guest.put("/tmp/serial.py", SERIAL)
+    program = "name = vmlinux\nmodtype = kernel\nmajor = 7\n"
+    program += watchpoint(1, "0xcfe", "in") + watchpoint(2, "0x3f8:0xcf8", "out")
+    guest.put("/tmp/program.rpn", program)
+    options = ("--format", "json", "--overhead", "off", "-o", "/tmp/records.json")
+    process = guest.start_dprobes("run", "/tmp/program.rpn", *options)
+    process.await_output("active", 400)
+    sent = int(guest.run([str(PYTHON), "/tmp/serial.py"]).stdout)
+    process.signal(signal.SIGINT)
+    assert process.wait(400) == 0, process.stderr
+    records = [json.loads(line) for line in guest.get("/tmp/records.json").decode().splitlines()]
+    ports = [struct.unpack("<Q", bytes.fromhex(record["data"]))[0] & 0xFFFF for record in records]
+    assert sent == WRITTEN
+    assert ports.count(0x3F8) == sent, process.stderr
