@@ -171,7 +171,7 @@ def compare(
 def test_some_random_instructions(workload: Workload, engine: str, directory: Path, run: Runner) -> None:
     placed, hits = round_of(workload, engine, 1, 400, directory, run)
     assert placed >= 300
-    assert hits >= 300
+    assert hits >= 100  # it depends on the program's version which of its code is executed
 
 
 @pytest.mark.torture
