@@ -1,7 +1,7 @@
 """
-Processors: word size, byte order, registers, and the opcodes that can never carry a probe.
+Processors: word size, byte order, registers, and the opcodes that can never have a probe.
 
-One file per family has the table of its appendix in the man page as data. Nothing here accesses a running system.
+Each family has a file with the table of its appendix in the man page as data. No module here accesses a running system.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = [
 ]
 
 ARCHITECTURE_NAMES = ("x86_64", "i386", "s390", "s390x", "ppc", "ppc64", "aarch64", "riscv64")
-"""The names for ``--arch``; they are those of ``uname -m`` where that has one."""
+"""Names for ``--arch``. They are those of ``uname -m`` where that has one."""
 
 
 def architecture(name: str) -> Architecture:
@@ -52,7 +52,7 @@ def architecture(name: str) -> Architecture:
 
 
 def is_of_system(register: str) -> bool:
-    """Return whether a name is that of an x86 system register, such as cr0 or dr7: its value is bits or an address."""
+    """Return True if a name is that of an x86 system register, whose value is bits or an address, such as cr0."""
     found = architecture("x86_64").register(register)
     return found is not None and found.kind is RegisterClass.SYSTEM
 

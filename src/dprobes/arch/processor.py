@@ -1,4 +1,4 @@
-"""The data structures of a processor description; the descriptions are in the files beside this one."""
+"""Data structures of a processor description. The descriptions are in other modules of this package."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Direction(Enum):
 
 
 class RegisterClass(Enum):
-    """The classes of registers, each of which an engine supports as a whole; the values are headings in tables."""
+    """Classes of registers, each of which an engine supports as a whole. The values are headings in tables."""
 
     GENERAL = "general"
     SEGMENT = "segment"
@@ -38,12 +38,13 @@ class RegisterClass(Enum):
 @dataclass(frozen=True, slots=True)
 class Register:
     """
-    A register that handlers can access, as an appendix of the man page lists it.
+    Register that handlers can access, as an appendix of the man page lists it.
 
     ``index`` is the number in encoded RPN. ``bits`` is the width of the value, which takes ``ceil(bits / word)`` cells,
-    least significant on top. A register made of several values (``cpuid``, ``gdtr``) has ``parts`` cells for every word
-    size. ``selector_cells`` cells are popped first to select a value: a leaf of ``cpuid``, the number of an ``msr``.
-    ``memory_offset`` marks a pseudo register in memory, that many bytes above the stack pointer: an argument of i386.
+    least significant on top. A register that consists of several values (``cpuid``, ``gdtr``) has ``parts`` cells for
+    every word size. ``selector_cells`` cells are popped first to select a value: a leaf of ``cpuid``, or the number of
+    an ``msr``. ``memory_offset`` marks a pseudo register in memory, an argument of i386: it is the distance above the
+    stack pointer in bytes.
     """
 
     name: str
@@ -108,9 +109,9 @@ class Architecture:
 
     def register(self, which: str | int) -> Register | None:
         """
-        Return the register with the name, alias or index ``which``; None if there is none.
+        Return the register with a name, alias or index, or None if there is none.
 
-        Names are in lower case; the index is that of the appendix.
+        Names are in lower case. The index is that of the appendix.
         """
         return self._by_name.get(which) if isinstance(which, str) else self._by_index.get(which)
 

@@ -30,7 +30,7 @@ _TEXT_MAX = 256
 
 
 class RegisterPart(NamedTuple):
-    """``bits`` bits of a register from bit ``shift`` on; ``name`` is the register's name in the processor's table."""
+    """``bits`` bits of a register from bit ``shift`` on. ``name`` is the register's name in the processor's table."""
 
     name: str
     shift: int
@@ -40,9 +40,10 @@ class RegisterPart(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class MemoryPlace:
     """
-    The address of an argument in memory: the sum of the fields, with ``index`` times ``scale``, modulo a word's size.
+    Address of an argument in memory: the sum of the fields, with ``index`` times ``scale``, modulo a word's size.
 
-    ``base`` and ``index`` are registers of the processor's table, or empty; ``symbol`` is one of the module, or empty.
+    ``base`` and ``index`` are registers of the processor's table, or empty. ``symbol`` is a symbol of the module, or
+    empty.
     """
 
     displacement: int = 0
@@ -54,10 +55,10 @@ class MemoryPlace:
 
 class Argument(NamedTuple):
     """
-    An argument of a USDT probe: ``size`` bytes that are ``signed`` or not; ``text`` is its word in the note.
+    Argument of a USDT probe: ``size`` bytes that are ``signed`` or not. ``text`` is its word in the note.
 
     ``operand`` is a number, or the location of the value. It is None if a word cannot have the value; ``obstacle`` is
-    the reason, a clause with the subject "it".
+    then the reason, a clause with the subject "it".
     """
 
     text: str

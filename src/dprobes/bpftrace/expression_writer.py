@@ -275,9 +275,9 @@ class Fields(NamedTuple):
 
 class ExpressionWriter:
     """
-    A writer of the expressions of a script's probe in DProbes C.
+    Writer of the expressions of a script's probe in DProbes C.
 
-    ``variables`` has the values of variables that are not numbers, such as strings: DProbes C has no variables for
+    ``variables`` has the values of variables that are not numbers, such as strings. DProbes C has no variables for
     these, so the value is written in place of the variable.
     """
 
@@ -422,7 +422,7 @@ class ExpressionWriter:
         return self.wrong(span, f"'{name}' is not known; it may be a constant of a header of the kernel", hint)
 
     def _own_name(self, name: str, span: Span) -> Value:
-        """Return ``func`` or ``probe``, the ``name``, in DProbes C: a symbol in code, elsewhere a string literal."""
+        """Return ``func`` or ``probe`` (``name``) in DProbes C: a symbol in code, elsewhere a string literal."""
         if self._kinds <= {PlaceKind.ENTRY, PlaceKind.RETURN, PlaceKind.OTHER}:
             return Value(name, form=Form.SYMBOL)
         if len(self._places) == 1 and "*" not in self._places[0].written:

@@ -39,9 +39,9 @@ _POINT = re.compile(
 
 class TokenStream(TextTokens):
     """
-    The tokens of a bpftrace script.
+    Tokens of a bpftrace script.
 
-    In ``text`` comments and ``#`` lines are blanked, so positions are those of ``source``.
+    In ``text``, comments and ``#`` lines are blanked, so positions are those of ``source``.
     """
 
     def __init__(self, source: SourceFile, text: str, diagnostics: Diagnostics) -> None:
@@ -52,7 +52,7 @@ class TokenStream(TextTokens):
         return self.take_match(_POINT)
 
     def take_block(self) -> Token | None:
-        """Consume a structure definition, up to the ``;`` after its closing brace; return None if it is not closed."""
+        """Consume a structure definition, up to the ``;`` after its closing brace. If it is not closed, return None."""
         depth = 0
         for position in range(self.peek().start, len(self.text)):
             depth += {"{": 1, "}": -1}.get(self.text[position], 0)

@@ -35,7 +35,7 @@ class Machine(Protocol):
 
 
 class NoMachine:
-    """A machine of which nothing is known: no tracepoint matches a pattern, and no field is an array or a pointer."""
+    """Machine of which nothing is known: no tracepoint matches a pattern, and no field is an array or a pointer."""
 
     def library(self, name: str) -> str:
         """Return the library's name unchanged: its file is not known."""
@@ -112,10 +112,10 @@ class PlaceKind(enum.Enum):
 @dataclass(frozen=True, slots=True)
 class Place:
     """
-    A place to probe: ``text`` is written in DProbes C, ``written`` is its name in bpftrace.
+    Place to probe. ``text`` is written in DProbes C, ``written`` is its name in bpftrace.
 
-    ``function`` is the last part of that name; ``subsystem`` is that of a tracepoint, else empty. ``has_names`` means
-    that the script uses the names of the function's parameters.
+    ``function`` is the last part of that name. ``subsystem`` is that of a tracepoint, otherwise empty. ``has_names``
+    means that the script uses the names of the function's parameters.
     """
 
     text: str

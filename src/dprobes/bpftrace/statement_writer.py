@@ -126,9 +126,9 @@ class PrintWriter:
 
     def _as_text(self, argument: script_tree.Expression, text: str) -> tuple[str, str]:
         """
-        Return how ``%s`` prints ``argument``, whose text is a number's: (conversion letter, expression).
+        Return the conversion letter and the expression by which ``%s`` prints an argument.
 
-        A field is a character array; any other number is printed in decimal.
+        ``text`` is the argument as a number. A field is a character array; any other number is printed in decimal.
         """
         if isinstance(argument, script_tree.Variable) and argument.name in self._values.fields:
             return "s", self._values.fields[argument.name]

@@ -42,13 +42,13 @@ if TYPE_CHECKING:
 __all__ = ["AttachmentGroup"]
 
 _WAITING = 64
-"""Maximum number of events in the common queue; a thread waits for room."""
+"""Maximum number of events in the common queue. A thread waits for room."""
 
 _BEGINNING = 20.0
 """Maximum number of seconds for which an insertion waits for the attachment's ``Begun``."""
 
 _HELD = 150_000_000
-"""Age in nanoseconds at which a record is emitted; until then another attachment may have an older record."""
+"""Age in nanoseconds at which a record is emitted. Until then, another attachment may have an older record."""
 
 _HELD_AT_END = 5_000_000_000
 """
@@ -60,7 +60,7 @@ _LOOK = 0.005
 
 
 class _Numbers:
-    """Numbering of the probepoints of several attachments, in one list that only grows; a lock protects ``look``."""
+    """Numbering of the probepoints of several attachments, in one list that only grows. A lock protects ``look``."""
 
     def __init__(self, programs: Sequence[Program]) -> None:
         self.probes: list[Probepoint] = []
@@ -74,7 +74,7 @@ class _Numbers:
             count += len(program.definitions)
 
     def definition(self, member: int, number: int) -> int:
-        """Return the number, among those of all programs, of definition ``number`` of program ``member``."""
+        """Return the number, among the definitions of all programs, of definition ``number`` of program ``member``."""
         return self._first[member] + number
 
     def look(self, attachments: Sequence[Attachment]) -> None:
@@ -88,7 +88,7 @@ class _Numbers:
                     self.probes.append(probe._replace(number=self.definition(member, probe.number)))
 
     def number(self, member: int, probe: int) -> int:
-        """Return the number, among those of all programs, of probepoint number ``probe`` of attachment ``member``."""
+        """Return the number, among the probepoints of all programs, of probepoint ``probe`` of a member."""
         return self._of[member][probe]
 
     def owner(self, probe: int) -> tuple[int, int]:
@@ -96,7 +96,11 @@ class _Numbers:
         return self._owners[probe]
 
     def placed(self, members: Sequence[Sequence[Counts]]) -> tuple[Counts, ...]:
-        """Return counts in the order of ``probes``; ``members`` has those of each attachment. Missing counts are 0."""
+        """
+        Return counts in the order of ``probes``. ``members`` has the counts of each attachment.
+
+        Missing counts are 0.
+        """
         counts = [Counts() for _ in self.probes]
         for member, own in enumerate(members):
             for probe, each in enumerate(own[: len(self._of[member])]):
@@ -105,13 +109,13 @@ class _Numbers:
 
 
 class _RecordOrder:
-    """Buffer that sorts the records of several attachments by their time; a record without a time is due at once."""
+    """Buffer that sorts the records of several attachments by time. A record without a time is due at once."""
 
     def __init__(self) -> None:
         self._held: list[tuple[int, int, bytes]] = []
 
     def take(self, records: Sequence[tuple[int, bytes]]) -> None:
-        """Store records, (number of the probepoint, bytes) each, until ``due`` or ``rest`` returns them."""
+        """Store records, as pairs of a probepoint's number and bytes, until ``due`` or ``rest`` returns them."""
         self._held += [(time_of(data) or 0, probe, data) for probe, data in records]
 
     def due_in(self, held: int) -> float | None:
@@ -159,14 +163,14 @@ class AttachmentGroup:
         self._globals: GlobalVariables | None = None
         self._is_stopping = False
         self._has_begun = threading.Event()
-        """Event that ``ready`` has returned; the process at an endpoint stays stopped until then."""
+        """Event that ``ready`` has returned. Until then, the process at an endpoint stays stopped."""
         self._order = _RecordOrder()
         self._ready = ready
 
     # Start and end
 
     def begin(self) -> None:
-        """Attach all programs, the principal first, and start the command if there is one; after an error, undo all."""
+        """Attach all programs, the principal first, and start the command if there is one. After an error, undo all."""
         scope = self._job.scope
         with self._stack as stack:
             if scope.command and scope.endpoint is None:
@@ -195,7 +199,7 @@ class AttachmentGroup:
             self._stack = stack.pop_all()
 
     def close(self) -> None:
-        """Remove all programs and release their resources; a second call does nothing."""
+        """Remove all programs and release their resources. A second call does nothing."""
         self._stack.close()
 
     def _leave(self) -> None:
@@ -236,7 +240,7 @@ class AttachmentGroup:
 
     def _take(self, item: tuple[int, Event | BaseException | None]) -> Event | None:
         """
-        Return the event of an item of the queue; None at the end of an attachment.
+        Return the event of an item of the queue, or None at the end of an attachment.
 
         Raise the error of an attachment. While the run is being stopped, errors are ignored (``Pause``).
         """
@@ -313,7 +317,7 @@ class AttachmentGroup:
                 yield event
 
     def _status_of_command(self) -> int | None:
-        """Wait until the command ends or the run is stopped; return the wait status, None before the end."""
+        """Wait until the command ends or the run is stopped; return the wait status, or None before the end."""
         command = self._command
         assert command is not None, "only one that is there is asked"
         while not self._is_stopping and command.has_begun and command.exit_status is None:
@@ -321,7 +325,7 @@ class AttachmentGroup:
         return command.wait_status
 
     def stop(self) -> None:
-        """Request the end of the run; ``poll`` continues until ``Finished``."""
+        """Request the end of the run. ``poll`` continues until ``Finished``."""
         self._is_stopping = True
         for attachment in self._members:
             attachment.change([Stop()])
@@ -336,7 +340,7 @@ class AttachmentGroup:
         return any(gained)
 
     def end_command(self) -> int | None:
-        """Send SIGTERM to the command, and return its wait status; None as for ``Attachment.end_command``."""
+        """Send SIGTERM to the command and return its wait status. None is as for ``Attachment.end_command``."""
         if self._command is not None:
             return self._command.end()
         return next((status for each in self._members if (status := each.end_command()) is not None), None)
@@ -350,7 +354,7 @@ class AttachmentGroup:
 
     @property
     def probes(self) -> Sequence[Probepoint]:
-        """The probepoints of all programs; their ``number`` counts the definitions of all programs."""
+        """Probepoints of all programs. Their ``number`` counts the definitions of all programs."""
         self._numbers.look(self._members)
         return self._numbers.probes
 
@@ -392,7 +396,7 @@ class AttachmentGroup:
         return self._numbers.placed([attachment.counts() for attachment in self._members])
 
     def remove(self, probes: Sequence[int]) -> None:
-        """Remove probepoints, which ``poll`` reports as REMOVED; raise IndexError for a number that does not exist."""
+        """Remove probepoints, which ``poll`` reports as REMOVED; raise IndexError if a number does not exist."""
         count = len(self.probes)
         for probe in probes:
             if not 0 <= probe < count:

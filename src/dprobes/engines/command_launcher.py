@@ -8,8 +8,8 @@ After an ``exit 1``, a debugger is started on the stopped process, or the user i
 in a group stop (SIGSTOP). A debugger that attaches can run it, but the kernel stops the process again when the debugger
 detaches. So dprobes then sends SIGCONT. One debugger runs at a time; further processes wait stopped.
 
-At a terminal the debugger is a job of its own, as if a shell had started it. Input at the terminal, above all Ctrl-C,
-must not reach a stopped process that shares the terminal.
+On a terminal, the debugger is a job of its own, as if a shell had started it. Terminal input, above all Ctrl-C, must
+not reach a stopped process that shares the terminal.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _READY = b"r"
 _TEXT = b"="
 """First byte of a reason that is a text, and not an error number."""
 _ANSWER_MAX = 1024
-"""Maximum size in bytes of what a child writes to its parent."""
+"""Maximum size in bytes of a child's message to its parent."""
 _GO, _END = b"g", b"e"
 _STANDARD_OUTPUT = 1
 
@@ -84,7 +84,7 @@ class Command:
             raise TargetError(f"'{self._arguments[0]}' cannot be started: {reason}")
 
     def go(self) -> None:
-        """Release the child to call execve; ``wait`` and ``check_started`` raise an error if that fails."""
+        """Release the child to call execve. If that fails, ``wait`` and ``check_started`` raise an error."""
         if self._go < 0:
             return
         with contextlib.suppress(BrokenPipeError):  # it was killed; ``wait`` reports that
@@ -114,7 +114,7 @@ class Command:
             raise TargetError(f"'{self._arguments[0]}' cannot be started: {self._reason_of_exec(answer)}")
 
     def _answer(self) -> bytes:
-        """Read what the child has written: _READY, the reason of a failure, or nothing if it has ended."""
+        """Read the child's message: _READY, the reason of a failure, or nothing if it has ended."""
         return os.read(self._failure, _ANSWER_MAX)
 
     @staticmethod
@@ -146,7 +146,7 @@ class Command:
         return True
 
     def end(self) -> int | None:
-        """Send SIGTERM to the child and return its wait status; None if it was not released, or runs on after 2 s."""
+        """Send SIGTERM to the child and return its wait status, or None if it was not released or survives 2 s."""
         if self._go >= 0:
             return None
         with contextlib.suppress(ChildProcessError, ProcessLookupError):
@@ -165,7 +165,7 @@ class Command:
         return self._status
 
     def close(self) -> None:
-        """Close the pipes; make a child exit that was not released, and wait for its end."""
+        """Close the pipes. If the child was not released, make it exit, and wait for its end."""
         if self._go >= 0:
             # Closing the pipe may not wake the child: another child, forked in the meantime, may hold a copy of the
             # descriptor.
@@ -209,7 +209,7 @@ _LOOK = 0.005
 
 class LaunchedCommand:
     """
-    Command of a session, for several probe programs; any thread may use it.
+    Command of a session, for several probe programs. It may be used by several threads.
 
     The first call of ``scope`` creates the process. ``close`` ends it, unless it has executed the command. With
     ``follow``, the processes that it starts are in scope, too. ``output`` is the descriptor of the command's standard
@@ -268,7 +268,7 @@ class LaunchedCommand:
                 raise
 
     def wait(self, until: float | None) -> None:
-        """Wait until the command has ended or the monotonic clock reaches ``until``, in seconds; None: no limit."""
+        """Wait until the command has ended, or until the monotonic time ``until`` in seconds if it is not None."""
         while self._has_begun and self.exit_status is None and self._command is not None:
             if until is not None and time.monotonic() >= until:
                 return
@@ -276,7 +276,7 @@ class LaunchedCommand:
 
     @property
     def exit_status(self) -> int | None:
-        """The exit status of the command, or the negative number of the signal that killed it; None before its end."""
+        """Exit status of the command, or the negative number of the signal that killed it, or None before its end."""
         status = self.wait_status
         return None if status is None else os.waitstatus_to_exitcode(status)
 
@@ -297,14 +297,14 @@ class LaunchedCommand:
             return True
 
     def end(self) -> int | None:
-        """Send SIGTERM to the command and return its wait status; None if it was not released, or runs on after 2 s."""
+        """Send SIGTERM to the command and return its wait status, or None if it was not released or survives 2 s."""
         with self._changing:
             if self._command is not None and self._has_begun and self._wait_status is None:
                 self._wait_status = self._command.end()
             return self._wait_status
 
     def close(self) -> None:
-        """Release the resources: a process that still waits exits; one that executes the command continues."""
+        """Release the resources. A process that still waits exits; a process that executes the command continues."""
         _ = self.exit_status
         with self._changing:
             if self._command is not None:
@@ -321,10 +321,10 @@ _STOPPING_TIME = 1.0
 
 class Debuggers:
     """
-    Runner of the debugger ``command`` on each process that is handed to it; None: the processes stay stopped.
+    Runner of the debugger ``command`` on each process that is handed to it. If it is None, the processes stay stopped.
 
-    In the words of the command, ``%p`` is replaced by the process id, and ``%%`` by a percent sign. With ``keep_input``
-    the debugger inherits standard input, else its input is /dev/null.
+    In the words of the command, ``%p`` is replaced by the process id, and ``%%`` by a percent sign. With
+    ``keep_input``, the debugger inherits standard input; otherwise its input is /dev/null.
     """
 
     def __init__(self, command: Sequence[str] | None, *, keep_input: bool) -> None:
@@ -348,14 +348,18 @@ class Debuggers:
         return self._current is None and not self._waiting
 
     def add(self, process: HandedOver) -> Iterator[Event]:
-        """Add a process for ``look``; without a debugger's command, yield a notice with the address of its stop."""
+        """Add a process for ``look``. Without a debugger's command, yield a notice with the address of its stop."""
         if self._command is None:
             yield _stopped_notice(process)
         else:
             self._waiting.append(process)
 
     def look(self) -> Iterator[Event]:
-        """Start the next debugger, or check the running one; yield notices. Call it about every ``LOOK`` seconds."""
+        """
+        Start the next debugger, or check the running one, and yield notices.
+
+        Call it about every ``LOOK`` seconds.
+        """
         if (now := time.monotonic()) < self._next_look:
             return
         self._next_look = now + LOOK / 2
@@ -442,7 +446,7 @@ def _give_terminal(group: int) -> None:
     """
     Make a process group the terminal's foreground job.
 
-    Continue it, unless it is that of this process: SIGTTIN or SIGTTOU may have stopped it.
+    Unless it is that of this process, continue it, because SIGTTIN or SIGTTOU may have stopped it.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTTOU])
     with contextlib.suppress(OSError):
@@ -453,14 +457,14 @@ def _give_terminal(group: int) -> None:
 
 
 def _states(pid: int) -> set[str]:
-    """Return the state letters (proc_pid_stat(5)) of a process's threads, without Z and X; empty if it has ended."""
+    """Return the state letters (proc_pid_stat(5)) of a process's threads, without Z and X."""
     with contextlib.suppress(OSError):
         return {thread_state(tid) for tid in threads_of(pid)} - {"Z", "X"}
     return set()
 
 
 def _await_stop(pid: int) -> None:
-    """Wait up to a second until all threads have stopped; a thread that sleeps in the kernel stops when it wakes up."""
+    """Wait up to a second until all threads have stopped. A thread that sleeps in the kernel stops when it wakes up."""
     until = time.monotonic() + _STOPPING_TIME
     while _states(pid) - {"T"} and time.monotonic() < until:
         time.sleep(0.001)
@@ -473,7 +477,7 @@ def _is_traced(pid: int) -> bool:
 
 
 def _let_go_on(target: HandedOver) -> Iterator[Event]:
-    """Send SIGCONT to a process that is stopped; yield a notice if this user may not."""
+    """Send SIGCONT to a process that is stopped. If this user may not, yield a notice."""
     if "T" not in _states(target.pid):
         return
     try:

@@ -3,7 +3,7 @@ Unwinding of user-space call stacks from copies: registers, and the memory from 
 
 A stack is unwound as soon as its copy is read, when the process probably still exists. The stack is read from the copy,
 mappings and unwind tables from the process. For a process that has ended, the files that it had mapped are read
-instead. Older kernels (6.1) still open /proc/PID/mem of a zombie; its empty /proc/PID/maps shows that it has no memory.
+instead. Older kernels (6.1) still open /proc/PID/mem of a zombie. Its empty /proc/PID/maps shows that it has no memory.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _CUT = frozenset((StackEnd.NO_TABLE, StackEnd.BAD_TABLE, StackEnd.UNREADABLE))
 
 
 class _Process:
-    """Process whose stacks are unwound from copies; ``copy`` has the bytes of its memory from the address ``sp`` on."""
+    """Process whose stacks are unwound from copies. ``copy`` has the bytes of its memory from the address ``sp`` on."""
 
     def __init__(self, pid: int, word_size: Literal[4, 8], files: MappedFiles) -> None:
         self.memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
@@ -74,8 +74,8 @@ class CopiedStacks:
     """
     Unwinder of copied stacks, with a cache of their processes.
 
-    ``images`` has the mappings of processes, for those that have ended; None: their stacks have one frame. ``look``
-    updates ``images``.
+    ``images`` has the mappings of processes that have ended. If it is None, the stacks of these processes have one
+    frame. ``look`` updates ``images``.
     """
 
     def __init__(self, images: ProcessImages | None = None, look: Callable[[], None] | None = None) -> None:
@@ -99,9 +99,9 @@ class CopiedStacks:
         frames: int = USER_FRAMES_MAX,
     ) -> tuple[int, ...]:
         """
-        Return up to ``frames`` addresses of a call stack, innermost first; an incomplete one ends with a ``StackEnd``.
+        Return up to ``frames`` addresses of a call stack, innermost first. An incomplete one ends with a ``StackEnd``.
 
-        ``registers`` are keyed by DWARF number; ``copy`` is the memory from the stack pointer on.
+        ``registers`` has values by DWARF number. ``copy`` is the memory from the stack pointer on.
         """
         columns = COLUMNS_OF[word_size]
         try:
@@ -122,7 +122,7 @@ class CopiedStacks:
     def _follow_ended(
         self, pid: int, word_size: Literal[4, 8], registers: dict[int, int], copy: bytes, frames: int
     ) -> tuple[int, ...]:
-        """Return the frames of a process that has ended, from the files that it had mapped; if unknown, pc and GONE."""
+        """Return the frames of a process that has ended, from the files that it had mapped (pc and GONE if unknown)."""
         columns = COLUMNS_OF[word_size]
         pc, sp = registers[columns.pc], registers[columns.sp]
         if self._look is not None:

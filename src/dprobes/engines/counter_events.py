@@ -78,6 +78,6 @@ class EventCounters:
             return None
 
     def close(self) -> None:
-        """Close the perf events of all counters; the next reading of a counter begins at 0 again."""
+        """Close the perf events of all counters. The next reading of a counter begins at 0 again."""
         while self._events:
             os.close(self._events.popitem()[1])

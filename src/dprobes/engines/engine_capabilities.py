@@ -22,7 +22,7 @@ __all__ = ["USUAL_PROCESSORS", "Capability", "Requirement", "requirements"]
 
 
 class Capability(Enum):
-    """Capability that a probe program may need of an engine; the value is a noun phrase for messages."""
+    """Capability that a probe program may need of an engine. The value is a noun phrase for messages."""
 
     OTHER_PROCESSOR = "probes in code of another processor"
     KERNEL_MODULE = "probes in the kernel or a kernel module"
@@ -67,7 +67,7 @@ class Requirement(NamedTuple):
     """
     Need of a probe program for a capability of the engine.
 
-    ``what`` is the instruction or header that needs the capability, at ``span`` in the source; ``hurdle`` is the usual
+    ``what`` is the instruction or header that needs the capability, at ``span`` in the source. ``hurdle`` is the usual
     reason why an engine lacks it.
     """
 
@@ -95,7 +95,7 @@ _READING = {
     RegisterClass.CPUID: Capability.CPUID,
     RegisterClass.SYSTEM: Capability.SYSTEM_REGISTER,
 }
-"""Capabilities for reading registers of a class; every engine reads the general registers."""
+"""Capabilities for reading registers of a class. Every engine reads the general registers."""
 
 _WRITING = (Capability.WRITE_REGISTER, Capability.WRITE_MEMORY)
 

@@ -1,4 +1,4 @@
-"""Choice of the engine of a run: the named one, or the one that ``auto`` chooses for the probe program."""
+"""Choice of the engine of a run: the named one, or the engine that ``auto`` chooses for the probe program."""
 
 from __future__ import annotations
 
@@ -48,9 +48,10 @@ def choose(
     traced_by: str | None = None,
 ) -> Choice:
     """
-    Return the engine for a scope and the needs of a program; ``support`` is called only if the choice depends on it.
+    Return the engine for a scope and the needs of a program.
 
-    ``traced_by`` is the name of the process that already traces the target, which excludes tracers; None: none does.
+    ``support`` is called only if the choice depends on it. ``traced_by`` is the name of the process that already traces
+    the target, which excludes tracers, or None.
     """
     needed = list(needs)
     chosen, *others = candidates()
@@ -151,7 +152,7 @@ def refuse_unsupported(
 
 
 def obstacle(row: EngineRow, needs: Iterable[Requirement], support: KernelSupport) -> str | None:
-    """Return the reason why an engine cannot run programs with these needs on this machine; None if it can."""
+    """Return the reason why an engine cannot run programs with these needs on this machine, or None if it can."""
     if support.problem is not None:
         return f"{support.problem}; {support.remedy}" if support.remedy is not None else support.problem
     for need in needs:
@@ -221,12 +222,12 @@ class Selection:
         return Capability.PAGE_WATCHPOINT in row.capabilities
 
     def visit_kernel(self, program: Program) -> AbstractContextManager[RunningKernel] | None:
-        """Return a context manager that yields the kernel of the chosen engine's target; None: that of this machine."""
+        """Return a context manager that yields the kernel of the chosen engine's target, or None for this machine's."""
         return None if self._engine is None else self._engine.visit_kernel(program)
 
     def visit_processor(self, program: Program) -> AbstractContextManager[Architecture | None] | None:
         """
-        Return a context manager that yields the processor of a kernel program's target; None: that of this machine.
+        Return a context manager that yields the processor of a kernel program's target, or None for this machine's.
 
         Call this before ``choose``, because the needs depend on the processor.
         """
@@ -274,7 +275,7 @@ class Selection:
         """
         Raise ``DprobesError`` if an engine cannot work on this machine.
 
-        If ``auto`` chose the engine, the hint names another engine; kernel programs have no other engine.
+        If ``auto`` chose the engine, the hint names another engine. Kernel programs have no other engine.
         """
         try:
             engine.check(self._scope, self._options)
@@ -292,7 +293,7 @@ class Selection:
         """
         Return advice for a user who lacks the privileges that ``engine`` needs: how to use another engine.
 
-        If no engine without them can run the program, the advice names the capability that they lack.
+        If no engine that needs no privileges can run the program, the advice names the capability that they lack.
         """
         others = [row for row in candidates() if row.name != engine.name and row.candidacy and row.candidacy.offer]
         lacks = [need.capability for need in self._needs if not any(need.capability in o.capabilities for o in others)]
@@ -305,7 +306,7 @@ class Selection:
         return offer
 
     def _fallback(self, engine: Engine) -> EngineRow | None:
-        """Return a more expensive engine that can replace ``auto``'s choice; None if there is none, or no ``auto``."""
+        """Return a more expensive engine that can replace ``auto``'s choice, or None."""
         if self._choice is None:
             return None
         weighed = candidates()

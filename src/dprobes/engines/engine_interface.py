@@ -81,7 +81,7 @@ collector takes an eighth of the time.
 
 
 class Area(Enum):
-    """Group of checks, in the order in which they are printed."""
+    """Group of checks. The groups are printed in this order."""
 
     SYSTEM = "system"
     RIGHTS = "rights"
@@ -106,8 +106,8 @@ class Finding(NamedTuple):
     """
     Result of one check by ``doctor``.
 
-    ``what`` names the mechanism. ``detail`` describes a mechanism that works, or has the reason why it does not;
-    ``remedy`` is advice about the latter. Without an ``essential`` mechanism no probepoint works.
+    ``what`` is the name of the mechanism. If it works, ``detail`` describes it. Otherwise ``detail`` is the reason, and
+    ``remedy`` is advice about it. Without an ``essential`` mechanism, no probepoint works.
     """
 
     what: str
@@ -124,14 +124,13 @@ class Counts:
     """
     Counts of one probepoint.
 
-    ``hits`` are all known hits whose instruction completed. For some of them no handler ran: passcount excluded the
-    ``passed`` hits, memory for the state of ``missed`` hits was lacking, and ``skipped`` hits were too costly for the
-    overload guard (``overload_guard``).
-
-    ``records`` were emitted; ``lost`` records were discarded because the client did not read them in time. ``faulted``
-    runs of the handler left no record, because the probed instruction faulted. ``neighbours`` are writes to the
-    protected pages of a watchpoint that did not touch it. ``executed`` names the ways in which the probed instruction
-    was executed, for engines that have several.
+    * ``hits`` are all known hits whose instruction completed. For some of them no handler ran: passcount excluded the
+      ``passed`` hits, memory for the state of ``missed`` hits was lacking, and ``skipped`` hits were too costly for the
+      overload guard (``overload_guard``).
+    * ``records`` were emitted. ``lost`` records were discarded because the client did not read them in time.
+    * ``faulted`` runs of the handler left no record, because the probed instruction faulted.
+    * ``neighbours`` are writes to the protected pages of a watchpoint that did not touch it.
+    * ``executed`` names the ways in which the probed instruction was executed, for engines that have several.
     """
 
     hits: int = 0
@@ -171,9 +170,9 @@ class StateEvent(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Notice:
     """
-    Message to the user that is not about the state of a probepoint; it is a warning if ``is_warning``.
+    Message to the user that is not about the state of a probepoint. It is a warning if ``is_warning``.
 
-    ``message`` is one line; ``details`` are further lines, printed as those of diagnostics.
+    ``message`` is one line. ``details`` are further lines, printed like those of diagnostics.
     """
 
     message: str
@@ -200,7 +199,7 @@ def no_core_notice(pid: int, name: str, path: str, problem: str) -> Notice:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Event that no further records have arrived; the receiver can flush its output."""
+    """Event that no further records have arrived. The receiver can flush its output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,8 +211,8 @@ class Finished(NamedTuple):
     """
     End of a run.
 
-    ``counts`` are in the order of the attachment's ``probes``. ``exit_status`` is the wait status of the command; None:
-    there was no command. With ``cut_short``, events were lost at the end, and ``counts`` may be too low.
+    ``counts`` has the order of the attachment's ``probes``. ``exit_status`` is the wait status of the command, or None
+    without one. With ``cut_short``, events were lost at the end, and ``counts`` may be too low.
     """
 
     counts: tuple[Counts, ...]
@@ -226,10 +225,10 @@ Event = RecordBatch | StateEvent | Notice | Pause | Begun | Finished
 
 class HandedOver(NamedTuple):
     """
-    Event that a process is no longer probed and stops (SIGSTOP), for a debugger to attach.
+    Event that a process is no longer probed and stops (SIGSTOP), so that a debugger can attach.
 
-    The thread ``tid`` with the name ``name`` is stopped at ``address``, before the probed instruction, or with
-    ``has_executed`` after it.
+    The thread ``tid`` with the name ``name`` is stopped at ``address``, before the probed instruction, or after it if
+    ``has_executed``.
     """
 
     pid: int
@@ -262,7 +261,7 @@ class LeftThings(NamedTuple):
 
 
 class ScopeKind(Enum):
-    """Kind of a scope; the value completes "the engine cannot probe ..."."""
+    """Kind of a scope. The value completes "the engine cannot probe ..."."""
 
     EVERYWHERE = "all processes"
     TREE = "a command or process"
@@ -280,7 +279,7 @@ class Scope:
 
     At most one of these is given: ``pid``, a ``command`` to be started, the path ``cgroup`` of a directory in a cgroup
     file system, the user id ``uid``, an ``endpoint``, a ``machine`` and the ``kernel``. There are two exceptions: an
-    endpoint with a command that starts its target, or with the ``pid`` of a process there.
+    endpoint may have a command that starts its target, or the ``pid`` of a process there.
 
     An endpoint is the part after the name of an engine (NAME=ENDPOINT), such as HOST:PORT or a file. With ``follow``,
     processes that the process or command starts are in scope, too; for all other kinds they always are. ``program`` is
@@ -328,18 +327,18 @@ class Job(NamedTuple):
     """
     Compiled probe program to be run, and the processes in scope.
 
-    ``items`` are the header items of the records. ``globals`` are the global variables that the run shares with others;
-    None: it has its own. ``images`` is notified of the mappings of processes.
+    ``items`` has the header items of the records. ``globals`` has the global variables that the run shares with others,
+    or is None if it has its own. ``images`` is notified of the mappings of processes.
 
     ``replaces`` is an attachment of the same engine whose program this one replaces. A hit at an offset that both have
     runs the handler of exactly one of them. If the new program cannot be attached, the old one continues; otherwise
     ``poll`` of the old attachment ends.
 
-    ``beside`` are other attachments of the same owner. One of them may already trace the process in scope, which
+    ``beside`` has other attachments of the same owner. One of them may already trace the process in scope, which
     excludes any other tracer.
 
     ``principal`` is the attachment, of the same engine, of the first companion; this program uses its variables and
-    tables. ``companions`` are all programs that share them, this one included.
+    tables. ``companions`` has all programs that share them, this one included.
     """
 
     compiled: ResolvedProgram
@@ -371,9 +370,9 @@ class Job(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Plan:
     """
-    Result of an engine's planning; nothing is attached yet.
+    Result of an engine's planning. Nothing is attached yet.
 
-    ``kernel`` is the kernel of the machine that the records are from; None for this machine.
+    ``kernel`` is the kernel of the machine from which the records come, or None for this machine.
     """
 
     engine: Engine
@@ -392,8 +391,8 @@ class TableChange(NamedTuple):
     """
     Change of the keyed table with the number ``table``.
 
-    If ``value`` is a signed integer, it is tallied under ``key``; bytes, of a string or a call stack, are stored. None
-    deletes the key. If ``key`` is None, the table is cleared.
+    If ``value`` is a signed integer, it is tallied under ``key``. If it is bytes, of a string or a call stack, they are
+    stored. If it is None, the key is deleted. If ``key`` is None, the table is cleared.
     """
 
     table: int
@@ -402,20 +401,20 @@ class TableChange(NamedTuple):
 
 
 class VariableReset(NamedTuple):
-    """Reset to zero of the local and CPU variables ``first`` to ``last``, inclusive; None: to the last one."""
+    """Reset of the local and CPU variables ``first`` to ``last`` (included) to zero. None is the last variable."""
 
     first: int = 0
     last: int | None = None
 
 
 class ProbeRemoval(NamedTuple):
-    """Removal of probepoints, as by the instruction ``remove``; ``poll`` reports them as REMOVED."""
+    """Removal of probepoints, as by the instruction ``remove``. ``poll`` reports them as REMOVED."""
 
     probes: Sequence[int]
 
 
 class Stop(NamedTuple):
-    """End of the run; ``poll`` continues until ``Finished``. A signal handler may request it."""
+    """End of the run. ``poll`` continues until ``Finished``. A signal handler may request it."""
 
 
 ValueChange = VariableChange | TableChange
@@ -426,10 +425,10 @@ class Changeable(Protocol):
     """Attachment with a method for each kind of change."""
 
     def change_values(self, changes: Sequence[ValueChange]) -> None:
-        """Change local variables and tables between two runs of handlers; the changes have been made at the return."""
+        """Change local variables and tables between two runs of handlers. At the return, the changes have been made."""
 
     def reset_variables(self, first: int = 0, last: int | None = None) -> None:
-        """Set the local and CPU variables ``first`` to ``last``, inclusive, to zero; None: to the last one."""
+        """Set the local and CPU variables ``first`` to ``last`` (included) to zero. None is the last variable."""
 
     def remove(self, probes: Sequence[int]) -> None:
         """Remove probepoints, given by their indices in ``probes``."""
@@ -439,7 +438,7 @@ class Changeable(Protocol):
 
 
 def make_changes(attachment: Changeable, changes: Sequence[Change]) -> None:
-    """Make changes of variables, tables and probepoints in their order; combine adjacent changes of values."""
+    """Make changes of variables, tables and probepoints in their order. Adjacent changes of values are combined."""
     values: list[ValueChange] = []
     for number, change in enumerate(changes, 1):
         match change:
@@ -462,7 +461,7 @@ def make_changes(attachment: Changeable, changes: Sequence[Change]) -> None:
 def apply_changes(
     changes: Sequence[ValueChange], variables: MutableSequence[int], tables: Sequence[KeyedStore]
 ) -> None:
-    """Change variables and tables of a program; no other thread may write them during the call."""
+    """Change variables and tables of a program. No other thread may write them during the call."""
     for change in changes:
         match change:
             case VariableChange(index, value):
@@ -481,13 +480,13 @@ class Attachment(Protocol):
     """
     Probe program in its targets, from ``Engine.attach`` until it is closed.
 
-    ``probes`` has every probepoint found so far, in any file; it only grows. One thread iterates over ``poll``; any
+    ``probes`` has every probepoint found so far, in any file; it only grows. One thread iterates over ``poll``. Any
     thread may read the properties and call the other methods, except ``close``.
     """
 
     @property
     def probes(self) -> Sequence[Probepoint]:
-        """The probepoints; events identify them by their indices."""
+        """Probepoints. Events identify them by their indices."""
 
     @property
     def left_out(self) -> Sequence[LeftOutProbe]:
@@ -500,7 +499,11 @@ class Attachment(Protocol):
 
     @property
     def is_debugging(self) -> bool:
-        """True while a debugger runs for a process that was handed to it; Ctrl-C at the terminal is then for it."""
+        """
+        True while a debugger runs for a process that was handed to it.
+
+        Ctrl-C at the terminal is then for the debugger.
+        """
         return False
 
     @property
@@ -512,7 +515,7 @@ class Attachment(Protocol):
         """Iterate over the events until ``Finished``."""
 
     def close(self) -> None:
-        """Remove every probepoint from the targets, and release all resources; a second call has no effect."""
+        """Remove every probepoint from the targets, and release all resources. A second call does nothing."""
 
     def change(self, changes: Sequence[Change]) -> None:
         """
@@ -557,10 +560,10 @@ class Attachment(Protocol):
 
 class PlaceNote(NamedTuple):
     """
-    Description, for users who choose an instruction, of how an engine probes it.
+    Description of how an engine probes an instruction, for users who choose one.
 
-    ``text`` is a clause; ``verdict`` completes the sentence "the instruction is ..." before advice. ``is_cheap`` is
-    true if a hit costs less than at other instructions.
+    ``text`` is a clause. ``verdict`` completes the sentence "the instruction is ..." before advice. ``is_cheap`` is
+    True if a hit costs less than at other instructions.
     """
 
     text: str
@@ -590,7 +593,7 @@ class Engine(ABC):
         """
         Return a context manager that yields the processor of a kernel program's target.
 
-        None: that of this machine.
+        Return None for this machine's.
         """
         return None
 
@@ -598,7 +601,7 @@ class Engine(ABC):
         """Raise ``DprobesError`` if the engine cannot work on this machine or on the targets in scope."""
 
     def drawback(self, job: Job) -> str | None:  # noqa: ARG002 - overridden by engines that have one
-        """Return the reason, a clause, to prefer another engine that can serve the job; None if there is none."""
+        """Return a clause with the reason to prefer another engine that can serve the job, or None."""
         return None
 
     def plan(self, job: Job) -> Plan:
@@ -607,7 +610,7 @@ class Engine(ABC):
 
     def reach(self, plan: Plan) -> AbstractContextManager[object]:  # noqa: ARG002 - most targets are here
         """
-        Return a context manager that connects to the target of a plan; the caller attaches the plan within it.
+        Return a context manager that connects to the target of a plan. The caller attaches the plan within it.
 
         Its entry raises ``EngineError`` if the target does not reply. If an error leaves it, it disconnects.
         """
@@ -632,7 +635,7 @@ class MachineKnowledge:
         self._known: dict[type[Any], Any] = {}
 
     def recall(self, kind: type[T]) -> T:
-        """Return the object of class ``kind`` in the cache; the first call creates it without arguments."""
+        """Return the object of class ``kind`` in the cache. The first call creates it without arguments."""
         if kind not in self._known:
             self._known[kind] = kind()
         known: T = self._known[kind]
@@ -641,14 +644,16 @@ class MachineKnowledge:
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """User's options for the engine of an insertion; see the options of ``run``."""
+    """User's options for the engine of an insertion, as for the verb ``run``."""
 
     allow_write: bool = False
     symbols: SymbolProvider = OWN_SYMBOLS
     debugger: tuple[str, ...] | None = None
     core_directory: str = "."
     overhead: float | None = None
-    """Maximum percentage of a CPU that hits may take (``--overhead``); 0: no limit, None: the scope's default."""
+    """
+    Maximum percentage of a CPU that hits may take (``--overhead``), 0 for no limit, or None for the scope's default.
+    """
     replaceable: bool = False
     """True if the caller may later replace this program while it runs."""
     traces_already: bool = False
@@ -659,6 +664,8 @@ class EngineOptions:
     """Attachments with which this one may be attached at the same time."""
     own: Mapping[str, Any] = field(default_factory=dict)
     """
-    Options of single engines by name; an engine ignores options of others, except those in ``demands`` of the registry.
+    Options of single engines by name.
+
+    An engine ignores options of others, except those in ``demands`` of the registry.
     """
     knowledge: MachineKnowledge = field(default_factory=MachineKnowledge)

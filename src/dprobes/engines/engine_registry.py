@@ -1,8 +1,8 @@
 """
-Registry of the engines: one row for each, with its properties for other modules.
+Registry of the engines, with one row for each that has its properties for other modules.
 
-An engine is a package in ``engines/`` and its row here. Objects that a row names as "module:object" are imported on
-first use. No other module imports an engine, compares an engine's name, or lists the engines.
+An engine is a package in ``engines/`` and its row here. Objects that a row names as "module:object" are imported when
+they are first used. No other module imports an engine, compares an engine's name, or lists the engines.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class KernelSupport(NamedTuple):
     """
     Support of this kernel for an engine, with the privileges of this user.
 
-    ``problem`` is a clause with the reason why the engine cannot work, ``remedy`` the advice about it; None: it works.
-    ``tree_problem`` is the reason why the engine cannot follow a process tree; ``tree_remedy`` completes the advice
-    "use ...". ``capabilities`` are those that the row lacks; a look-up may test the kernel.
+    ``problem`` is a clause with the reason why the engine cannot work, or None if it works. ``remedy`` is advice about
+    it. ``tree_problem`` is the reason why the engine cannot follow a process tree; ``tree_remedy`` completes the advice
+    "use ...". ``capabilities`` has those that the row lacks; a look-up may test the kernel.
     """
 
     problem: str | None = None
@@ -74,11 +74,13 @@ class Candidacy:
     """
     Properties of an engine by which ``auto`` chooses.
 
-    ``cost`` is the cost of a hit, relative to other engines. ``usual_reason`` is the reason for the choice in the
-    normal case, which users do not see; ``scope_reason`` is the reason if other engines cannot probe the scope.
-    ``better_at`` has the capabilities that cheaper engines have only in a weaker form, each with the reason why this
-    engine is better. ``found_by_trying`` are the capabilities that depend on the kernel; ``support`` returns the
-    ``KernelSupport``. ``offer`` is a clause that recommends the engine if others do not work.
+    * ``cost`` is the cost of a hit, relative to other engines.
+    * ``usual_reason`` is the reason for the choice in the normal case, which users do not see. ``scope_reason`` is the
+      reason if other engines cannot probe the scope.
+    * ``better_at`` has the capabilities that cheaper engines have only in a weaker form, each with the reason why this
+      engine is better.
+    * ``found_by_trying`` has the capabilities that depend on the kernel; ``support`` returns the ``KernelSupport``.
+    * ``offer`` is a clause that recommends the engine if others do not work.
     """
 
     cost: int
@@ -95,7 +97,7 @@ class Speedup(NamedTuple):
     Properties of an engine that can replace ``engine`` for every program, and serves some programs faster.
 
     ``reason`` is a clause about the gain. ``obstacle`` returns the reason why the engine is not faster for a compiled
-    program; None if it is faster.
+    program, or None if it is faster.
     """
 
     engine: str
@@ -155,7 +157,9 @@ class EngineRow:
     kernel_types: str | None = None
     left_things: str | None = None
     hit_time: int = 0
-    """Duration of a function in nanoseconds below which a hit takes longer than the function; 0: hits are cheap."""
+    """
+    Duration of a function in nanoseconds below which a hit takes longer than the function, or 0 if hits are cheap.
+    """
 
     @property
     def usage(self) -> str:
@@ -168,7 +172,7 @@ class EngineRow:
         return engine
 
     def own_options(self, values: Mapping[str, Any]) -> Any:
-        """Return an object of the engine's options class, with those of ``values`` that the class has."""
+        """Return an object of the engine's options class, with the options in ``values`` that the class has."""
         assert self.options is not None, "the engine has no options of its own"
         kind = _load(self.options)
         return kind(**{each.name: values[each.name] for each in fields(kind) if each.name in values})
@@ -192,11 +196,19 @@ class EngineRow:
         return types
 
     def examine(self) -> list[Finding]:
-        """Return the findings of ``doctor`` about the engine on this machine; empty if the engine has no checks."""
+        """
+        Return the findings of ``doctor`` about the engine on this machine.
+
+        If the engine has no checks, there are none.
+        """
         return [] if self.doctor is None else list(_load(self.doctor)())
 
     def examine_behind(self, argument: str) -> list[Finding]:
-        """Return the findings of ``doctor`` about the target of an argument; empty if the engine has no checks."""
+        """
+        Return the findings of ``doctor`` about the target of an argument.
+
+        If the engine has no checks, there are none.
+        """
         assert self.trial is not None, "nothing can be tried"
         return list(_load(self.trial)(argument))
 
@@ -205,7 +217,7 @@ class EngineRow:
         return () if self.left_things is None else _load(self.left_things)()
 
     def notes_on(self, module: Module, instructions: Sequence[DecodedInstruction]) -> Iterable[PlaceNote]:
-        """Return the engine's notes on instructions of a module; empty if the engine makes none."""
+        """Return the engine's notes on instructions of a module, if the engine makes notes."""
         return () if self.place_notes is None else _load(self.place_notes)(module, instructions)
 
     def notes_on_probes(self, program: Program, resolved: ResolvedModule) -> Mapping[int, str]:

@@ -3,7 +3,7 @@ Limits on the work that files and mappings of other users may cause in a run.
 
 Any user can create many files with the name of the probed module, and map them. Files of root and of this process's
 user are always read. For each other user, the number of files and the time for the mappings of processes are limited.
-Files left out are reported once for each user, and tried again later.
+Files that are left out are reported once for each user, and tried again later.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _LOOK_TIME = 2.0
 """Maximum number of seconds for the processes of one user in a scan of all processes."""
 
 MAPS_MAX = 16 << 20
-"""Maximum number of bytes read from /proc/PID/maps of a foreign user; 65 530 mappings, the default limit, take half."""
+"""Maximum number of bytes read from /proc/PID/maps of a foreign user. 65 530 mappings, the default limit, take half."""
 
 
 class ForeignUsers:
-    """Accounts of the work that each foreign user has caused in a run; ``name`` is the name of the probed module."""
+    """Accounts of the work that each foreign user has caused in a run. ``name`` is the name of the probed module."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -53,7 +53,7 @@ class ForeignUsers:
         return foreign_owner(status)
 
     def may_have_file(self, owner: str) -> bool:
-        """Charge one file to an owner and return True; return False, and add a notice, if no file may be read now."""
+        """Charge one file to an owner and return True. If no file may be read now, add a notice and return False."""
         now = time.monotonic()
         if self._files[owner].has(1, now) and self._all_files.has(1, now):
             self._files[owner].use(1)
@@ -68,7 +68,7 @@ class ForeignUsers:
         return False
 
     def note_reading(self, owner: str, seconds: float) -> None:
-        """Charge the seconds spent on reading a file to its owner; a second counts as one file."""
+        """Charge the seconds spent on reading a file to its owner. A second counts as one file."""
         self._files[owner].use(seconds)
         self._all_files.use(seconds)
 
@@ -86,8 +86,8 @@ class ForeignUsers:
         """
         Iterate over process ids, except those of users who have used up their time.
 
-        With each process id, yield the maximum number of bytes to read of its mappings; None: no limit. Its owner is
-        charged the time until the next process id is requested.
+        With each process id, yield the maximum number of bytes to read of its mappings, or None for no limit. Its owner
+        is charged the time until the next process id is requested.
         """
         self._look_times.clear()
         for pid in pids:
@@ -114,7 +114,7 @@ class ForeignUsers:
         self._look_times[owner] += seconds
 
     def end(self) -> None:
-        """End the iteration of ``bounded`` before its next process; another thread may call this."""
+        """End the iteration of ``bounded`` before its next process. Another thread may call this."""
         self._is_ended = True
 
     # Notices
@@ -131,7 +131,7 @@ class ForeignUsers:
 
 
 def _owner_of_process(pid: int) -> str | None:
-    """Return the owner of a process, as in messages, or None if it is root or this user, or the process has ended."""
+    """Return the owner of a process, in the form for messages, or None if it is root or this user, or has ended."""
     try:
         # The owner of the directory is the effective user, also if the process is not dumpable (task_dump_owner).
         user = os.stat(f"/proc/{pid}").st_uid

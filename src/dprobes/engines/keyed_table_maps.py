@@ -1,9 +1,9 @@
 """
 Maps of keyed tables, and their contents (``bpf.map_layouts.MapName``, ``keyed.table_layout``).
 
-The memory of a hash table is allocated when the table is created: a handler never waits for an allocation. An entry has
-a value for each CPU, unless the CPUs share one value, or the values would take too much memory. The reader of the ring
-keeps tables with user-space call stacks, because it unwinds the stacks.
+The memory of a hash table is allocated when the table is created, so a handler never waits for an allocation. An entry
+has a value for each CPU, unless the CPUs share one value, or the values would take too much memory. Tables with
+user-space call stacks are kept by the reader of the ring, because it unwinds the stacks.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ArrayPart(Protocol):
 
 
 class HashPart(Protocol):
-    """Hash table; a per-CPU value is read as the concatenation of the values of all CPUs."""
+    """Hash table. A per-CPU value is read as the concatenation of the values of all CPUs."""
 
     def __getitem__(self, key: bytes) -> bytes: ...
 
@@ -77,7 +77,7 @@ class MapMaker(Protocol[A_co, H_co]):
 
     def hash(self, key_size: int, value_size: int, entries: int, name: str, *, per_cpu: bool) -> H_co:
         """
-        Return a hash table with the memory for ``entries`` keys, all of it allocated; sizes are in bytes.
+        Return a hash table with the memory for ``entries`` keys, all of it allocated. Sizes are in bytes.
 
         With ``per_cpu``, each CPU has a value of ``value_size`` bytes for a key.
         """
@@ -162,7 +162,7 @@ class _Cells(Generic[A]):
         words[0] = 1
 
     def delete(self, key: bytes) -> None:  # noqa: ARG002
-        """Set the value, which all CPUs share, to that of an unused table; ``key`` is ignored."""
+        """Reset the value, which all CPUs share, to that of an unused table. ``key`` is ignored."""
         self.clear()
 
     def clear(self) -> None:
@@ -181,7 +181,7 @@ class _Cells(Generic[A]):
 
 
 class _SharedStore(TableStore):
-    """Keyed table that several attachments change, each in its own thread; a lock protects it."""
+    """Keyed table that several attachments change, each in its own thread. A lock protects it."""
 
     def __init__(self, table: Table) -> None:
         super().__init__(table)
@@ -207,9 +207,9 @@ class TableMaps(Generic[A, H]):
     """
     Maps of the tables of a probe program, created by ``maps``, and their context manager.
 
-    ``shared`` has the numbers of the tables whose values all CPUs share. ``cpus`` is a power of two: handlers mask the
-    CPU's number with ``cpus`` - 1. With ``keeps_stacks``, tables with user-space call stacks are maps, too; otherwise
-    they are in ``stores``.
+    ``shared`` has the numbers of the tables whose values all CPUs share. ``cpus`` is a power of two, because handlers
+    mask the CPU's number with ``cpus`` - 1. With ``keeps_stacks``, tables with user-space call stacks are maps, too;
+    otherwise they are in ``stores``.
     """
 
     keeps_stacks = False
@@ -241,7 +241,7 @@ class TableMaps(Generic[A, H]):
         return {**found, MapName.TABLES_LOST: self._lost}
 
     def change(self, change: TableChange) -> None:
-        """Change a table; count a change for which there is no room, or no lock, as lost."""
+        """Change a table. A change for which there is no room, or no lock, counts as lost."""
         number, key, value = change
         stores: list[TableStore | _Hash[H] | _Cells[A]] = [
             each[number] for each in (self.stores, self._maps, self._added) if number in each

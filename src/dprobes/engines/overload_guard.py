@@ -1,5 +1,5 @@
 """
-Overload guard: limits the share of a CPU that hits take.
+Overload guard, which limits the share of a CPU that hits take.
 
 Engines measure the load, and apply the verdicts of this module, which identifies probepoints by number and reads no
 clock. First a handler is *thinned*: it runs only at every n-th hit. If the traps alone take too much time, thinning
@@ -69,7 +69,7 @@ def overhead_of(text: str) -> float:
 
 
 def check_overhead(percent: float, shown: object = None) -> float:
-    """Return ``percent``; raise ``EngineError``, which names ``shown``, unless it is in (0, 100] or ``UNLIMITED``."""
+    """Return ``percent`` if it is in (0, 100] or ``UNLIMITED``; otherwise raise ``EngineError``, naming ``shown``."""
     if percent != UNLIMITED and not 0 < percent <= 100:
         raise EngineError(
             f"an overhead is more than 0 and at most 100 percent of a CPU, not '{percent if shown is None else shown}'",
@@ -79,7 +79,7 @@ def check_overhead(percent: float, shown: object = None) -> float:
 
 
 def budget_of(overhead: float | None, scope: Scope, program: Program) -> float | None:
-    """Return the share of a CPU, from 0 to 1, that hits of a program may take; None if there is no limit."""
+    """Return the share of a CPU, from 0 to 1, that hits of a program may take, or None if there is no limit."""
     if overhead is None:
         is_guarded = scope.kind is ScopeKind.EVERYWHERE or space_of(program) is Space.KERNEL
         overhead = DEFAULT_OVERHEAD if is_guarded else UNLIMITED
@@ -93,7 +93,7 @@ LOOK_INTERVAL = 0.5
 """Seconds between two measurements by an engine."""
 
 _AIM = 0.75
-"""Part of the budget that hits are to take after a decision; the rest is a margin for variations."""
+"""Part of the budget that hits should take after a decision. The rest is a margin for variations."""
 
 _LEAST = 0.125
 """Minimum part of the budget that handlers get while thinning is tried."""
@@ -132,8 +132,8 @@ class Verdict:
     """
     Decision about probepoints, by their numbers.
 
-    ``thinned`` has the new ``Load.thinning`` of handlers, ``disabled`` the probepoints to be disabled, and ``shares``
-    the share of the busiest CPU that each of both took.
+    ``thinned`` has the new ``Load.thinning`` of handlers, and ``disabled`` the probepoints to be disabled. ``shares``
+    has, for both, the share of the busiest CPU that each probepoint took.
     """
 
     thinned: Mapping[int, int] = field(default_factory=dict)
@@ -142,7 +142,7 @@ class Verdict:
 
 
 class OverloadPolicy:
-    """Policy for one program; ``budget`` is the share of a CPU that its hits may take."""
+    """Policy for one program. ``budget`` is the share of a CPU that its hits may take."""
 
     def __init__(self, budget: float) -> None:
         self._budget = budget
@@ -159,8 +159,8 @@ class OverloadPolicy:
         """
         Return the verdict after an interval in which hits took ``share`` of the busiest CPU.
 
-        The first measurement over the budget changes nothing, and needs no ``loads``: a burst of hits may end before a
-        change takes effect.
+        The first measurement over the budget changes nothing, and needs no ``loads``, because a burst of hits may end
+        before a change takes effect.
         """
         if share <= self._budget:
             self._looks = 0
@@ -213,7 +213,7 @@ def _most_costly(loads: Sequence[Load], excess: float) -> list[int]:
 
 
 def _thinned(loads: Sequence[Load], allowed: float) -> dict[int, int]:
-    """Return the new ``Load.thinning`` of the handlers to be thinned; all handlers together get ``allowed`` seconds."""
+    """Return the new ``Load.thinning`` of the handlers to be thinned. All handlers together get ``allowed`` seconds."""
     rest = sorted(loads, key=lambda load: load.in_handler)
     while rest and rest[0].in_handler <= allowed / len(rest):
         allowed -= rest.pop(0).in_handler
@@ -234,7 +234,7 @@ _DISABLED = "allow more, as in '--overhead 50%', or any overhead with 'off'; or 
 
 class OverloadNotices:
     """
-    Notices about a program's ``probes``, whose number may grow; ``major`` is the program's major code.
+    Notices about a program's ``probes``, whose number may grow. ``major`` is the program's major code.
 
     Thinning is reported once for each probepoint.
     """
@@ -246,7 +246,7 @@ class OverloadNotices:
         self._thinned: set[int] = set()
 
     def of(self, verdict: Verdict, rates: Mapping[int, float]) -> Iterator[Notice]:
-        """Iterate over the notices about a verdict; ``rates`` has the hits a second of each probepoint."""
+        """Iterate over the notices about a verdict. ``rates`` has the hits a second of each probepoint."""
         new = {number: n for number, n in verdict.thinned.items() if n > 1 and number not in self._thinned}
         self._thinned |= new.keys()
         worst, more = self._worst(list(new), verdict.shares)

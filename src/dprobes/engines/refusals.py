@@ -1,4 +1,4 @@
-"""Reasons why a process cannot be traced: the kernel returns only EPERM, but the user needs the cause."""
+"""Reasons why a process cannot be traced. The kernel returns only EPERM, but the user needs the cause."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 
 
 TRACER = "dprobes.engines.ptrace.tracer.tracer_process"
-"""Python module that tracers of the ptrace engine run; the last word of their command line is a probed module."""
+"""Python module that tracers of the ptrace engine run. The last word of their command line is a probed module."""
 
 RESTORER = "dprobes.engines.ptrace.client.restorer_process"
 """Python module that restorers run: processes that restore code after a tracer was killed, and trace to do so."""

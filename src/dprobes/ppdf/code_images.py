@@ -1,8 +1,8 @@
 """
-A program's code: its encoding for each word size, and the decoding of one encoding into instructions.
+Code of a program: its encoding for each word size, and the decoding of one encoding into instructions.
 
-*Notes* hold the facts that the bytes lack: the name by which a register was written, that a value is negative, and
-which of several labels at one place was meant.
+*Notes* have the facts that the bytes lack: the name by which a register was written, that a value is negative, and the
+intended label among several at one place.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class NoteKind(enum.IntEnum):
     NEGATIVE = 2
     """The value is negative: the word is its two's complement. There is no string."""
     LABEL = 3
-    """The string is the label that was written; without a note it is the first one at the place."""
+    """The string is the label that was written. Without a note, it is the first label at the place."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ NEEDS_WRITE = 1
 """Flag of a program that changes or stops its target."""
 
 IS_JOINED = 2
-"""Flag of a program with companions or blocks of the tool; a reader that does not support them must reject the file."""
+"""Flag of a program with companions or blocks of the tool. A reader that does not support them must reject the file."""
 
 STRING_MAX = 1 << 20
 """Maximum size of a string in bytes."""

@@ -28,10 +28,10 @@ class EbpfMap:
 @dataclass(frozen=True, slots=True)
 class EbpfCode:
     """
-    The eBPF of one handler for one processor and one form of loops; it is for inspection, and never loaded.
+    eBPF of one handler for one processor and one form of loops. It is for inspection, and never loaded.
 
-    ``code`` has instructions of 8 bytes; ``origins`` has, for each of them, its byte offset in the encoded program, -1
-    for none. ``scratch`` is in bytes. ``problem`` is the reason why there is no code.
+    ``code`` has instructions of 8 bytes. ``origins`` has the byte offset of each in the encoded program, or -1.
+    ``scratch`` is in bytes. ``problem`` is the reason why there is no code.
     """
 
     machine: str
@@ -48,11 +48,11 @@ class EbpfCode:
 @dataclass(frozen=True)
 class Ppdf:
     """
-    A compiled program with the facts about the builds of its module, or about the ``kernels`` that it probes.
+    Compiled program with the facts about the builds of its module, or about the ``kernels`` that it probes.
 
-    ``machines`` are the processors for which the program is encoded, named as in ``arch``. ``needs_write`` is True if
+    ``machines`` has the processors for which the program is encoded, named as in ``arch``. ``needs_write`` is True if
     it changes or stops the target. ``templates`` maps the names of template files to their bytes. ``tool`` is the name
-    of the tool that made the file. ``companions`` are the programs for other modules that were written with this one:
+    of the tool that wrote the file. ``companions`` has the programs for other modules that were written with this one:
     they have no companions themselves, and their templates are here. ``blocks`` is the program of the tool for all of
     them.
     """

@@ -248,7 +248,7 @@ class Writer:
 
 class Reader:
     """
-    A reader of the fields of a section that begins at ``base`` in the file; ``what`` is its name in errors.
+    Reader of the fields of a section that begins at ``base`` in the file. ``what`` is its name in errors.
 
     Its methods raise ``FormatError`` for fields that are invalid, or beyond the end of the section. Their parameter
     ``what`` is the name of the field in messages.

@@ -82,9 +82,9 @@ class Spans:
 
     def number(self, span: Span | None, depth: int = 0) -> int:
         """
-        Return the number of a span in the table of spans, to which it is added; NONE for None.
+        Add a span to the table of spans, and return its number there, or NONE for None.
 
-        ``depth`` is the number of macro calls around it; a span nested too deeply is NONE as well.
+        ``depth`` is the number of macro calls around it. A span that is nested too deeply is NONE, too.
         """
         if span is None or depth >= DEPTH_MAX:
             return NONE

@@ -70,7 +70,7 @@ ValueKind = enum.IntEnum(
     "KEPT_TEST LITERAL ITEM_TEXT ITEM_TEST",
     start=0,
 )
-"""The kind of a value, stored in the byte before its fields; NONE, 0, means that an optional value is absent."""
+"""Kind of a value, stored in the byte before its fields. NONE, which is 0, means that an optional value is absent."""
 
 _SIGNED, _BOOL = 0x80, 0x40
 _SIZES = (1, 2, 4, 8)
@@ -197,7 +197,7 @@ class _TreeWriter:
 
 
 class _Surroundings(NamedTuple):
-    """The context of values: variables and tables of the ``program``, and functions; ``word_size`` is in bytes."""
+    """Context of values: variables and tables of the ``program``, and functions. ``word_size`` is in bytes."""
 
     program: Program
     tables: Mapping[str, Table]
@@ -211,7 +211,7 @@ class _Surroundings(NamedTuple):
 
 
 class _Partial(NamedTuple):
-    """A node that is being read: its offset and that of its fields, the fields read so far, and the allowed jumps."""
+    """Node that is being read: its offset and that of its fields, the fields read so far, and the allowed jumps."""
 
     kind: StatementKind | ValueKind
     at: int
@@ -523,9 +523,9 @@ class _Layout(NamedTuple):
 
 def _plain(kind: str, what: str = "") -> _Field:
     """
-    Return a field that is not a tree: ``kind`` names the methods of ``Writer`` and ``Reader`` for it.
+    Return a field that is not a tree. ``kind`` names the methods of ``Writer`` and ``Reader`` for it.
 
-    ``what`` names the field in messages.
+    ``what`` is the name of the field in messages.
     """
     writes = {"flag": "u8", "text": "block"}.get(kind, kind)
 

@@ -80,7 +80,7 @@ class _Number(NamedTuple):
 
 
 class _Expression:
-    """An evaluator of an expression; ``live`` is False for operands whose value is not needed."""
+    """Evaluator of an expression. ``live`` is False for operands whose value is not needed."""
 
     def __init__(self, tokens: list[Token]) -> None:
         self._rest = tokens[::-1]
@@ -487,7 +487,7 @@ class _Driver:
 
     def _holds(self, name: str, arguments: list[Token], place: Span) -> bool:
         """
-        Return whether the condition of ``#name`` is true: an ``if``, ``ifdef``, ``ifndef``, or an ``elif`` of these.
+        Return True if the condition of ``#name`` is true: an ``if``, ``ifdef``, ``ifndef``, or an ``elif`` of these.
 
         A malformed condition is reported at ``place``, and counts as false.
         """

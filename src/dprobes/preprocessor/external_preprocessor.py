@@ -44,7 +44,7 @@ class ExternalResult:
 
 
 ExternalPreprocessor: TypeAlias = Callable[[ExternalRequest], ExternalResult]
-"""A callable that runs another preprocessor; it raises ``SourceError`` if that cannot be run."""
+"""Callable that runs another preprocessor, and raises ``SourceError`` if that fails."""
 
 _MARKER = re.compile(r'#(?:line)? (\d+) "((?:[^"\\]|\\.)*)"[ \d]*')
 # Directives that a preprocessor passes on to the compiler; here there is none.

@@ -113,7 +113,7 @@ def would_join(first: Token, second: Token) -> bool:
 
 
 DYNAMIC = frozenset({"__LINE__", "__FILE__", "__COUNTER__"})
-"""Macros whose text depends on the place or time of use; they cannot be defined."""
+"""Macros whose text depends on the place or time of use. They cannot be defined."""
 
 _PASTE_LIMIT = 1024  # characters, because a long chain of '##' takes quadratic time
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
@@ -123,9 +123,10 @@ _QUOTED = re.compile(r'["\\]')
 @dataclass(frozen=True, slots=True)
 class Macro:
     """
-    A macro.
+    Macro of a program.
 
-    ``parameters`` is None for a macro without parentheses; if ``variadic``, the last one gets all further arguments.
+    ``parameters`` is None for a macro without parentheses. If it is ``variadic``, the last parameter gets all further
+    arguments.
 
     A body has further kinds of tokens: ``parameter``, ``stringise`` (a parameter after ``#``), ``paste`` (``##``), and
     ``optional`` and ``end`` around the contents of the parentheses of ``__VA_OPT__``.

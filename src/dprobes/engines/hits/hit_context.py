@@ -20,7 +20,7 @@ Changes = dict[int, tuple[int, int]]
 
 
 class Tally(Protocol):
-    """Counts of one probepoint; hits whose handler did not run are in ``passed``, ``missed`` or ``skipped``."""
+    """Counts of one probepoint. Hits whose handler did not run are in ``passed``, ``missed`` or ``skipped``."""
 
     hits: int
     records: int
@@ -47,9 +47,9 @@ class SharedHits(Protocol):
 
     def draw(self) -> bool | None:
         """
-        Count a hit; return True if its handler is to run, False if passcount excludes it.
+        Count a hit. Return True if its handler must run, and False if passcount excludes it.
 
-        Return None, and count nothing, if the probepoint has reached maxhits or is disabled.
+        If the probepoint has reached maxhits or is disabled, count nothing and return None.
         """
 
     def give_back(self) -> None:
@@ -73,15 +73,15 @@ class SharedCounters(Protocol):
         """The number of resets that were requested, and the number that were made."""
 
     def reset_if_asked(self) -> None:
-        """Set variables to zero if a reset was requested; call this only between two runs of handlers."""
+        """Set variables to zero if a reset was requested. Call this only between two runs of handlers."""
 
 
 class HitContext(Context, Protocol):
     """
     Context of the handlers of a hit, for a thread of the process with the id ``process``.
 
-    ``word_size`` is that of the probed code in bytes, and ``probe`` the probepoint whose handler runs. ``written`` has
-    the registers that handlers changed; None: they changed none.
+    ``word_size`` is the word size of the probed code in bytes, and ``probe`` the probepoint whose handler runs.
+    ``written`` has the registers that handlers changed, or is None if they changed none.
     """
 
     process: int
@@ -97,7 +97,7 @@ class HitContext(Context, Protocol):
         """Use the variables and extensions of a probe program from now on."""
 
     def set_aside(self) -> Changes | None:
-        """Restore the registers to their values at the hit, and return the handlers' changes; None: they made none."""
+        """Restore the registers to their values at the hit, and return the handlers' changes, or None without any."""
 
     def apply(self, changes: Changes) -> None:
         """Apply changes that ``set_aside`` returned, in addition to earlier changes of other registers."""

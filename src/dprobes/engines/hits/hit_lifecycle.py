@@ -55,11 +55,9 @@ class HitState(enum.IntEnum):
     HANDLED = 1
     """The handlers run, or have run, and the instruction is about to be executed."""
     PENDING = 2
-    """
-    The thread continues with the instruction and does not stop after it; the outcome is not known yet.
-    """
+    """The thread continues with the instruction and does not stop after it, so the outcome is not known yet."""
     UNFINISHED = 3
-    """The handlers have run, but the instruction has not been executed: the thread will arrive there again."""
+    """The handlers have run, but the instruction has not been executed. The thread will arrive there again."""
     COUNTED = 4
     """The hit has been counted, but the instruction has not been executed, as far as is known."""
     REPEATED = 5
@@ -78,17 +76,15 @@ class HitEvent(enum.IntEnum):
     FAULTED = 3
     """The instruction has raised a signal."""
     LET_RUN = 4
-    """The thread continues with the instruction; the outcome is found later."""
+    """The thread continues with the instruction. The outcome is found later."""
     INTERRUPTED = 5
-    """Something else, such as a signal, is handled before the instruction, which follows later."""
+    """A signal or another event is handled before the instruction, which follows later."""
     COUNTED_EARLY = 6
     """The hit is counted although the instruction has not been executed."""
     GIVEN_UP = 7
-    """Something else, such as a signal, is handled before the instruction; the thread may not return to it."""
+    """A signal or another event is handled before the instruction. The thread may not return to it."""
     KEPT = 8
-    """
-    One program gave up the hit, and the thread is at the instruction again; other programs' results are kept.
-    """
+    """One program gave up the hit, and the thread is at the instruction again. Other programs' results are kept."""
 
 
 class IllegalTransitionError(Exception):
@@ -132,4 +128,4 @@ AFTER: Final = _Transitions(
         (_S.REPEATED, _E.GIVEN_UP): _S.NONE,
     }
 )
-"""Next state, by state and event; any other pair raises ``IllegalTransitionError``."""
+"""Next state, by state and event. Any other pair raises ``IllegalTransitionError``."""

@@ -81,7 +81,7 @@ class Handlers:
         self._functions: dict[int, Callable[[Point, Context], Any]] = {}
 
     def run(self, definition: int, point: Point, context: Context) -> Outcome:
-        """Run the handler of a probe definition; warn once of each exception that ends it unhandled."""
+        """Run the handler of a probe definition. Warn once of each exception that ends it unhandled."""
         function = self._functions.get(definition)
         if function is None:
             function = self._functions[definition] = self._translator.handler(self._starts[definition])
@@ -98,7 +98,7 @@ class Handlers:
 
 
 class HandledProgram(Protocol):
-    """A probe program whose handlers run at hits; ``handlers`` are keyed by a module's word size, 4 or 8 bytes."""
+    """Probe program whose handlers run at hits. ``handlers`` has those for a module's word size, 4 or 8 bytes."""
 
     number: int
     rank: int
@@ -126,7 +126,7 @@ class HitLoad:
         self._turn = 0
 
     def skips(self) -> bool:
-        """Return True if thinning excludes the handler of this hit; call this exactly once for each hit."""
+        """Return True if thinning excludes the handler of this hit. Call this exactly once for each hit."""
         if self.thinning <= 1:
             return False
         turn, self._turn = self._turn, self._turn + 1
@@ -136,7 +136,7 @@ class HitLoad:
 @dataclass(slots=True, eq=False)
 class Probe(Generic[ProgramT]):
     """
-    A probepoint of a program, in all processes; ``definition`` is the number of its definition.
+    Probepoint of a program, in all processes. ``definition`` is the number of its definition.
 
     ``file`` is the device and inode number of the file that contains it. ``shared`` is not None if handlers in the
     probed processes count hits of the probepoint, too.
@@ -151,7 +151,7 @@ class Probe(Generic[ProgramT]):
     counter: int = 0
     state: ProbeState = ProbeState.COMPILED
     load: HitLoad | None = None
-    """Load of its hits; None if it is not measured."""
+    """Load of its hits, or None if it is not measured."""
     shared: SharedHits | None = None
 
     def __post_init__(self) -> None:
@@ -177,12 +177,12 @@ class Probe(Generic[ProgramT]):
 
     @property
     def is_active(self) -> bool:
-        """True if hits of the probepoint run its handler: it is neither disabled nor removed."""
+        """True if hits of the probepoint run its handler, because it is neither disabled nor removed."""
         return self.state not in _INACTIVE
 
     @property
     def counts_late(self) -> bool:
-        """True if a hit whose handler has run still counts: ``draw`` may have preceded the count of the last hit."""
+        """True if a hit whose handler has run still counts, because ``draw`` may precede the count of the last hit."""
         return self.is_active or (self.shared is not None and self.shared.is_limited)
 
     def concerns(self, process: int) -> bool:
@@ -191,9 +191,9 @@ class Probe(Generic[ProgramT]):
 
     def count_hit(self, outcome: Outcome | None, *, is_skipped: bool = False) -> bool:
         """
-        Count a hit whose instruction completed; ``outcome`` is None if its handler did not run.
+        Count a hit whose instruction completed. ``outcome`` is None if its handler did not run.
 
-        ``is_skipped`` is true if the overload guard excluded the handler. Return True if this hit made the probepoint
+        ``is_skipped`` is True if the overload guard excluded the handler. Return True if this hit made the probepoint
         inactive.
         """
         self.counts.hits += 1
@@ -417,7 +417,7 @@ class RecordBuilder:
         return header_struct(flags, self._order).pack(flags, *values) + tail + outcome.log
 
     def stack_trace(self, header: Header, outcome: Outcome) -> bytes:
-        """Return the record with a handler's stack-trace buffer; its major and minor codes are 0."""
+        """Return the record with a handler's stack-trace buffer. Its major and minor codes are 0."""
         flags, values, tail = header
         flags |= int(Item.STACK_TRACE)
         values[0] = values[1] = 0
@@ -431,7 +431,7 @@ class RecordSender(Protocol):
     """Channel by which a record reaches the session that writes it."""
 
     def send_record(self, program: int, probe: int, record: bytes) -> bool:
-        """Send a record of a program's probepoint, both given by number; return False if there is no room for it."""
+        """Send a record of a program's probepoint, both given by number. If there is no room for it, return False."""
 
 
 class QueuedRecords:
@@ -449,7 +449,7 @@ class QueuedRecords:
 
 
 class Emitter:
-    """Counter of hits and sender of their records; it counts each record as emitted or lost."""
+    """Counter of hits and sender of their records. It counts each record as emitted or lost."""
 
     def __init__(self, sender: RecordSender) -> None:
         self._sender = sender
@@ -512,7 +512,7 @@ class Emitter:
             self._send_known()
 
     def finish(self) -> None:
-        """Send all known records; remove hits whose records are not known from the queue."""
+        """Send all known records. Remove hits whose records are not known from the queue."""
         for queued in list(self._queue):
             if queued.records is None:
                 self.skip(queued)
@@ -544,7 +544,7 @@ class Moment(NamedTuple):
 
 
 class ProgramGuard:
-    """Overload guard of one program; ``budget`` is the share of a CPU that its hits may take."""
+    """Overload guard of one program. ``budget`` is the share of a CPU that its hits may take."""
 
     def __init__(self, budget: float, clock: Callable[[int], Moment] = Moment.now) -> None:
         self._clock = clock
@@ -559,7 +559,11 @@ class ProgramGuard:
         return HitLoad()
 
     def due_in(self, now: float) -> float:
-        """Return the seconds from ``now``, monotonic, until the next ``look``; negative if it is overdue."""
+        """
+        Return the seconds from the monotonic time ``now`` until the next ``look``.
+
+        The number is negative if overdue.
+        """
         return self._last.time + LOOK_INTERVAL - now
 
     def look(self, probes: Mapping[int, Probe[Any]], all_hits: int) -> tuple[Verdict, dict[int, float]]:
