@@ -18,7 +18,7 @@ _KIND_AT = HEADER_SIZE + KIND_SHIFT // 8
 
 
 def packed_entries(table: bytes, stride: int) -> PackedRows | None:
-    """Return entries of one size, ``stride`` bytes apart, as packed records, or None unless all are of one kind."""
+    """Return entries of one size, ``stride`` bytes apart, as packed records, or None if they differ in kind."""
     size = int.from_bytes(table[:_LENGTH], sys.byteorder)
     if any(table[_KIND_AT::stride]) or size <= _HEAD_SIZE:
         return None

@@ -377,7 +377,7 @@ class BtfNames:
         return type_ if argument is not None else None
 
     def parameter(self, number: int, type_: CType) -> ModuleVariable | None:
-        """Return a parameter, read as ``type_``, or None unless it is alone in a register."""
+        """Return a parameter, read as ``type_``, or None if it is not alone in a register."""
         if number >= len(self._parameters) or (argument := self._parameters[number][2]) is None:
             return None
         return self._argument(argument, type_)
@@ -388,7 +388,7 @@ class BtfNames:
         return self._signature is not None
 
     def named_parameter(self, name: str) -> ModuleVariable | None:
-        """Return the parameter of this name, or None unless it is alone in a register."""
+        """Return the parameter of this name, or None if it is not alone in a register."""
         for found, type_, argument in self._parameters:
             if found == name and argument is not None:
                 return self._argument(argument, type_)

@@ -282,7 +282,7 @@ def is_last(handled: Iterable[Handled[ProgramT]]) -> bool:
 
 
 def skipping(handled: Iterable[Handled[ProgramT]]) -> Handled[ProgramT] | None:
-    """Return the last result that skips the function: its value becomes the return value, or None if there is none."""
+    """Return the last result that skips the function, or None. Its value becomes the function's return value."""
     found = None
     for each in handled:
         if each.outcome is not None and each.outcome.ending is Ending.SKIP:
