@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
+import signal
 import subprocess
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from integration.support import DPROBES, TIMEOUT, environment
+from integration.support import DPROBES, TIMEOUT, await_true, code_is_original, environment, running, tracer_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -146,3 +149,58 @@ def test_an_engine_that_cannot_check_accesses_says_so(build: Builder) -> None:
     assert done.stderr.splitlines()[-1] == (
         "Error: the engine ebpf lacks checks of the memory that instructions access; use --engine ptrace or inline"
     )
+
+
+def test_a_variable_of_the_kernel_is_refused_with_a_way(build: Builder) -> None:
+    done = storage("vmlinux:jiffies_64", "--", build("storage.c", *FLAGS), 1)
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        "dprobes: error: the kernel's 'jiffies_64' cannot be a storage profile: its instructions are not checked",
+        (
+            "hint: watch up to four fields of 1 to 8 bytes: dprobes run -e 'watch rw (long)kernel:jiffies_64 "
+            "{ @[kstack(1)]++; }'"
+        ),
+    ]
+
+
+def test_accesses_of_a_running_process_are_counted(build: Builder) -> None:
+    program = build("storage.c", *FLAGS, "-O2")
+    with running(program, 2000, "wait", stdin=subprocess.PIPE) as target:
+        client = subprocess.Popen(
+            [*DPROBES, "storage", f"{program}:watched", "-p", str(target.pid), "--json"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(),
+        )
+        await_true(lambda: not code_is_original(target.pid, program), "a jump")
+        printed, _ = target.communicate("\n", timeout=TIMEOUT)
+        rows, errors = client.communicate(timeout=TIMEOUT)
+    assert client.returncode == 0, errors
+    found = {(row["offset"], row["function"]): row for row in map(json.loads, rows.splitlines()) if "function" in row}
+    assert "8 add 2000 2000" in printed.splitlines()
+    assert (found[8, "add"]["reads"], found[8, "add"]["writes"]) == (2000, 2000)
+
+
+def test_a_process_goes_on_if_the_tool_is_killed(build: Builder) -> None:
+    program = build("storage.c", *FLAGS, "-O2")
+    with running(program, 300_000, "wait", stdin=subprocess.PIPE) as target:
+        client = subprocess.Popen(
+            [*DPROBES, "storage", f"{program}:watched", "-p", str(target.pid)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=environment(),
+        )
+        await_true(lambda: not code_is_original(target.pid, program), "a jump")
+        assert target.stdin is not None
+        target.stdin.write("\n")
+        target.stdin.flush()
+        tracer = tracer_of(target.pid)
+        client.kill()
+        if tracer:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(tracer, signal.SIGKILL)
+        client.wait(TIMEOUT)
+        printed, _ = target.communicate(timeout=TIMEOUT)
+        assert target.returncode == 0
+        assert "8 add 300000 300000" in printed.splitlines()

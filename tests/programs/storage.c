@@ -90,6 +90,7 @@ static int thread(void *n) {
 int main(int argc, char **argv) {
     int n = argc > 1 ? atoi(argv[1]) : 60;
     long sum = 0;
+    if (argc > 2) getchar();
     for (int each = 0; each < 2; each++) {
         mark(&neighbours[each], n), sum += add(&neighbours[each], n), sum += walk(&neighbours[each], n);
         vector(&neighbours[each], n), below((char *)&neighbours[each], n), strings(&neighbours[each], n);

@@ -67,6 +67,8 @@ if TYPE_CHECKING:
 __all__ = ["storage_command"]
 
 _STANDARD_ERROR = 2
+_KERNELS = ("kernel", "vmlinux")
+"""Names of the kernel as a module."""
 _RANGE_MAX = 1 << 20
 """Maximum size in bytes of the structure or array."""
 _ROOM = 1 << 17
@@ -378,6 +380,12 @@ class _StorageFace(run_steps.Face[int]):
         note_process(given.scope, vantage.request.scope)
         self._progress.begin("looking for the variable")
         name, _, variable = given.variable.rpartition(":")
+        if name in _KERNELS:
+            raise TargetError(
+                f"the kernel's '{variable}' cannot be a storage profile: its instructions are not checked",
+                hint=f"watch up to four fields of 1 to 8 bytes: dprobes run -e 'watch rw (long)kernel:{variable} "
+                "{ @[kstack(1)]++; }'",
+            )
         path = find_module(name, pid=vantage.tid, command=vantage.command)
         if path is None:
             raise not_there(name, vantage.tid)
