@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Expectation", "RegisterUse", "expectation_of"]
 
-_ARGUMENTS = (Register.RDI, Register.ZMM0)
-"""Registers with the first argument; a call that takes more arguments takes this one, too."""
-_RESULTS = (Register.RAX, Register.ZMM0)
+_ARGUMENTS = (Register.RDI,)
+"""The register with the first argument, which a call with more arguments takes, too; vectors are rarely arguments."""
+_RESULTS = (Register.RAX,)
 CHANGEABLE = frozenset(
     {
         Register.RAX, Register.RCX, Register.RDX, Register.RSI, Register.RDI, Register.R8, Register.R9, Register.R10,
