@@ -132,6 +132,10 @@ question = "which are the largest orders?"
 sql = "select amount, time from shop_order_place order by amount desc limit 10"     # dprobes sql FILE shop/largest
 ```
 
+A view for a queue keeps the call stack of the sender with each parcel, and prints it when the parcel fails in another
+thread. `parcels.dpc` in the directory of the package's sets is a template of such views, which `sched/work-items` and
+`node/failed-files` include.
+
 * Files of a set have no `module` statement; each point names its module by a macro, or is a point of the kernel. `-D`
   sets another module or place: `dprobes run shop -D SHOP=./libshop.so`.
 * A probe logs once, by one `printf`. Its fields have the names of the [logged expressions](dpc.md#records).

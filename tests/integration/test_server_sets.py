@@ -153,6 +153,30 @@ def test_node(engine: str, tmp_path: Path) -> None:
     assert max(waits.values()) >= 150_000_000  # of the 234 ms; there are other loops, such as that of the inspector
 
 
+def test_the_sender_of_a_request_that_fails_in_another_thread(tmp_path: Path) -> None:
+    needs("node")
+    program = str(Path(str(shutil.which("node"))).resolve())
+    code = (
+        'const fs = require("fs"); fs.open("/nowhere/at/all", e => fs.writeSync(1, `ERROR ${e.errno}\\n`));'
+        'fs.readFile("/etc/hosts", () => {})'
+    )
+    (tmp_path / "work.js").write_text(code)
+    done = subprocess.run(
+        [*DPROBES, "run", "node/failed-files", "--engine", "ptrace", "-D", f"NODE={program}", "--", program,
+         str(tmp_path / "work.js")],
+        capture_output=True, text=True, timeout=3 * TIMEOUT, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (error,) = re.findall(r"^ERROR (-\d+)$", done.stdout, re.MULTILINE)
+    failed = re.findall(
+        r"error (-\d+) for (\S+) queued by node [\d.]+ [num]?s ago\n((?: {4}.*\n)+)", done.stdout, re.MULTILINE
+    )
+    assert [(number, path) for number, path, _ in failed] == [(error, "/nowhere/at/all")]
+    frames = [line.split()[0].partition("+")[0] for line in failed[0][2].splitlines()]
+    assert frames[:2] == ["uv__work_submit", "uv_fs_open"]  # and not those of the thread that has executed it
+    assert "node::fs::Open" in failed[0][2]
+
+
 JAVA = """
 import java.lang.management.*;
 public class Work {

@@ -522,6 +522,34 @@ print("PID", os.getpid(), *begin, *stable())
 
 
 @pytest.mark.usefixtures("kernel")
+def test_the_sender_of_a_work_item_is_kept_until_it_is_executed(tmp_path: Path) -> None:
+    """A write to a terminal queues the work item that takes the text to the reader (drivers/tty/tty_buffer.c)."""
+    needs(PYTHON)
+    code = """
+import os
+reader, writer = os.openpty()
+for n in range(20):
+    os.write(writer, b"x"); assert os.read(reader, 10) == b"x"
+"""
+    output = tmp_path / "output"
+    command = [*DPROBES, "run", "sched/work-items", "--engine", "ebpf", "-D", "SLOW=0", "-o", str(output)]
+    client = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    try:
+        await_true(lambda: has_begun(client.pid) or (output.exists() and "queued by" in output.read_text()), "the run")
+        process = subprocess.Popen([PYTHON, "-S", "-c", code])
+        assert process.wait(TIMEOUT) == 0
+        client.terminate()
+        _, messages = client.communicate(timeout=TIMEOUT)
+    finally:
+        client.kill()
+    assert client.returncode in (0, 143), messages
+    said = re.findall(r"  flush_to_ldisc \[vmlinux\] queued by python3 .* ago\n((?: {4}.*\n)+)", output.read_text())
+    found = [stack for stack in said if "ksys_write" in stack]
+    assert len(found) >= 20  # and those of other tests with terminals
+    assert all("queue_work" in stack and "pty_write" in stack for stack in found)
+
+
+@pytest.mark.usefixtures("kernel")
 @pytest.mark.alone
 def test_block(tmp_path: Path) -> None:
     needs("dd")
