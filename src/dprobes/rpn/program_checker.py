@@ -21,7 +21,6 @@ from dprobes.rpn.program_needs import (
     ENTRY,
     entry_instructions,
     executed_instructions,
-    patched_definitions,
     skipping_instruction,
     stops_target,
     usdt_arguments,
@@ -355,7 +354,7 @@ class _HeaderChecks:
             ):  # fmt: skip
                 if value:
                     self._wrong(keyword, f"'{keyword} =' needs 'patch ='")
-            if patched_definitions(program):
+            if program.has_patches:
                 self._wrong("offset", "a program with 'patch =' has patches only", _OWN_PROGRAM)
             return
         if program.modtype is not ModuleType.USER:

@@ -351,6 +351,11 @@ class Program:
         """The syntaxes of all instructions of the program, as in the table of instructions."""
         return frozenset([i.row.syntax for code in self.bodies() for i in code.instructions])
 
+    @cached_property
+    def has_patches(self) -> bool:
+        """True if a function is replaced (``patch =``)."""
+        return any(definition.patch is not None for definition in self.definitions)
+
     def keeps_log_on_fault(self, definition: ProbeDefinition) -> bool:
         """Return whether a hit of a definition is recorded although the probed instruction faults (``logonfault``)."""
         return self.logonfault if definition.logonfault is None else definition.logonfault
