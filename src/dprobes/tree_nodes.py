@@ -1,7 +1,7 @@
 """
 The nodes of syntax trees: traversal and comparison need only the declared fields.
 
-A node's children are the nodes in its fields, alone or in tuples, in the order of the fields. As in Python's own
+A node's children are the nodes in its fields, alone or in tuples and lists, in the order of the fields. As in Python's
 ``ast.AST``, one constructor serves all nodes: code generated for each of a hundred classes would delay every start.
 """
 
@@ -59,7 +59,8 @@ class Node:
     def children(self) -> Iterator[Node]:
         """Iterate over the nodes that are values of this node's fields, or elements of these values."""
         for value in self._values():
-            yield from (inner for inner in (value if isinstance(value, tuple) else (value,)) if isinstance(inner, Node))
+            inner = value if isinstance(value, tuple | list) else (value,)
+            yield from (each for each in inner if isinstance(each, Node))
 
     def walk(self) -> Iterator[Node]:
         """Iterate over this node and all its descendants, in the order of the fields, without a limit of depth."""

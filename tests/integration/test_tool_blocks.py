@@ -273,3 +273,40 @@ def test_loops_count_the_processes_of_others_that_cannot_be_read(tmp_path: Path)
     for kind in ("files", "maps"):
         said = f"loops over '{kind}' lack those of 1 process, which only its user and root can read"
         assert said in done.stderr, done.stderr
+
+
+def alone(text: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a program of blocks alone, with any options, and return the result."""
+    return subprocess.run(
+        [*DPROBES, "run", "-e", text, *words], capture_output=True, text=True, timeout=TIMEOUT, check=False
+    )
+
+
+def test_blocks_alone_are_a_program() -> None:
+    done = alone('begin { printf("hello"); @a[1] = 5; @a[1]++; @a[2] = 1; } end { printf("%d", @a[1]); }')
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "hello\n6\n@a[2]: 1\n@a[1]: 6\n"
+
+
+def test_blocks_alone_end_with_exit_or_with_the_command(tmp_path: Path) -> None:
+    counted = alone('static int n; every 10ms { n++; if (n == 3) { printf("%d", n); exit(); } }')
+    assert (counted.returncode, counted.stdout, counted.stderr) == (0, "3\n", "")
+    there = tmp_path / "there"
+    done = alone(
+        'begin { printf("before"); } end { printf("after"); }',
+        "--exit-status",
+        "--",
+        "sh",
+        "-c",
+        f"echo >{there}; exit 3",
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (3, "before\nafter\n", "")
+    assert there.exists()
+
+
+def test_blocks_alone_are_built_and_not_inserted(tmp_path: Path) -> None:
+    source, built = tmp_path / "a.dpc", tmp_path / "a.ppdf"
+    source.write_text('begin { @x = 3; @x--; printf("%d", @x); }')
+    subprocess.run([*DPROBES, "build", source, "-o", built], check=True, capture_output=True, timeout=TIMEOUT)
+    done = subprocess.run([*DPROBES, "run", built], capture_output=True, text=True, timeout=TIMEOUT, check=False)
+    assert (done.returncode, done.stdout) == (0, "2\n@x: 2\n")

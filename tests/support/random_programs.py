@@ -61,6 +61,8 @@ TABLES = (
     Table("powers", TableKind.HIST, (Key(KeyKind.WORD),), room=7, unit=Unit.BYTES),
     Table("steps", TableKind.LHIST, (), Range(-3, 1000, 70)),
     Table("latest", TableKind.LAST, (Key(KeyKind.WORD),), room=2),
+    Table("level", TableKind.LAST, ()),
+    Table("levels", TableKind.LAST, (Key(KeyKind.COMM),), value=Key(KeyKind.LONG)),
     Table("wide", TableKind.STATS, (Key(KeyKind.SIGNED_LONG),), room=3, value=Key(KeyKind.LONG)),
     Table("names", TableKind.LAST, (Key(KeyKind.WORD),), room=3, value=Key(KeyKind.STRING, 11)),
     Table("texts", TableKind.COUNT, (Key(KeyKind.TEXT, 11),), room=5),
@@ -438,7 +440,10 @@ class _Defined:
             case OperandKind.TEXT:
                 operand = self._random.choice(_TEXTS)
             case OperandKind.TABLE:
-                operand = self._random.choice(self._tables).name
+                fitting = [each for each in self._tables if row.operator != "add" or each.takes_additions]
+                if not fitting:
+                    return
+                operand = self._random.choice(fitting).name
             case OperandKind.COUNTER:
                 operand = self._random.choice(COUNTERS[:4]).name
             case OperandKind.ARGUMENT:

@@ -485,6 +485,15 @@ class Instructions(ABC):
         push table, <table>: stack ``keys -- value``; raises INVALID_ADDR.
         """
 
+    def add_table(self, table: str) -> Self:
+        """
+        Add a number to the entry of the keys in a table of kind 'last' with numbers as values.
+
+        User call stacks are no keys there. A value of more than one word takes several cells, its first one on top.
+
+        add table, <table>: stack ``keys value --``; raises INVALID_ADDR.
+        """
+
     def delete(self, table: str) -> Self:
         """
         Delete the entry of the keys.

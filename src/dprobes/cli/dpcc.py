@@ -84,7 +84,7 @@ def command(
     )
     if as_tree:
         click.echo("\n".join(tree_lines(passes.found["tree"])))
-    if not found:
+    if not any(each.definitions for each in found):
         diagnostics.error(text.span(0, 0), "there is no probe")
         diagnostics.raise_if_errors()
     if shown := "\n".join(each.render() for each in diagnostics):

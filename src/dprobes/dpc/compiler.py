@@ -205,7 +205,7 @@ def compile_text(
     emitter = ProgramEmitter(program, typer, functions, probes, word_size, diagnostics, module)
     compilations: list[Compilation] = []
     with _limited(_span_of(program.parts[0]), diagnostics) if program.parts else nullcontext():
-        compilations = emitter.compilations()
+        compilations = emitter.compilations() if program.parts else []
     diagnostics.raise_if_errors()
     if all(made.is_in_kernel for made in compilations):
         return CompiledText(compilations, tool)
@@ -488,9 +488,8 @@ def compile_source(
         outline = [parse(compilation.preprocessed(), Diagnostics()) for compilation in error.outline]
         raise SourceError(error.diagnostics, [each for each in outline if each is not None]) from None
     if not found:
-        hint = "'begin', 'every' and 'end' go with probes" if tool is not None else None
-        diagnostics.error(text.span(0, 0), "there is no probe", hint=hint)
-    programs = [parse(compilation.preprocessed(), diagnostics) for compilation in found]
+        diagnostics.error(text.span(0, 0), "there is neither a probe nor a block of the tool")
+    programs = [parse(each.preprocessed(), diagnostics, has_blocks=tool is not None) for each in found]
     diagnostics.raise_if_errors()
     return CompiledSource(
         tuple(program for program in programs if program is not None),

@@ -52,6 +52,9 @@ class ToolHost(Protocol):
         A missing value is created.
         """
 
+    def add(self, table: int, key: bytes, value: int) -> None:
+        """Add a signed number to the one that a table of kind ``last`` keeps for a key; without one, add to 0."""
+
     def keep(self, table: int, key: bytes, value: bytes) -> None:
         """Store a string or call stack, in memory layout, as a table's value for a key."""
 
@@ -209,6 +212,9 @@ class _Frame:
                 assert not isinstance(value, _NO_NUMBERS)
                 number = 0 if value is None else self.value(value)
                 self._host.tally(self._numbers[table], self._key(keys), LONG_LONG.cut(number))
+            case typed_program.Addition(table, keys, added):
+                number = LONG_LONG.cut(self.value(added))
+                self._host.add(self._numbers[table], self._key(keys), number)
             case typed_program.Untally(table, keys):
                 self._host.delete(self._numbers[table], self._key(keys))
             case typed_program.Show(table, rows):

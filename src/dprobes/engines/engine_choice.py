@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from dprobes.diagnostics import Severity
 from dprobes.engines.engine_capabilities import Capability, requirements
 from dprobes.engines.engine_interface import ScopeKind
-from dprobes.engines.engine_registry import AUTO, candidates, engine_row, faster_row, rows
+from dprobes.engines.engine_registry import AUTO, TOOL, candidates, engine_row, faster_row, rows
 from dprobes.errors import NotSupportedError, PrivilegeError, SourceError
 from dprobes.platform.linux.procfs import process_field
 from dprobes.resolve.probepoints import Space, space_of
@@ -205,6 +205,9 @@ class Selection:
 
         Return whether it can watch writes without debug registers.
         """
+        if not program.definitions:  # a program of blocks alone needs no engine that probes
+            self._engine = TOOL.make(self._options, self._scope)
+            return False
         name = self._name
         self._needs = tuple(requirements(program, architecture))
         if name == AUTO:

@@ -391,13 +391,15 @@ class TableChange(NamedTuple):
     """
     Change of the keyed table with the number ``table``.
 
-    If ``value`` is a signed integer, it is tallied under ``key``. If it is bytes, of a string or a call stack, they are
-    stored. If it is None, the key is deleted. If ``key`` is None, the table is cleared.
+    If ``value`` is a signed integer, it is tallied under ``key``, or with ``adds`` added to the number that a table of
+    kind ``last`` keeps. If it is bytes, of a string or a call stack, they are stored. If it is None, the key is
+    deleted. If ``key`` is None, the table is cleared.
     """
 
     table: int
     key: bytes | None = None
     value: int | bytes | None = None
+    adds: bool = False
 
 
 class VariableReset(NamedTuple):
@@ -470,8 +472,11 @@ def apply_changes(
                 tables[table].clear()
             case TableChange(table, bytes() as key, None):
                 tables[table].delete(key)
-            case TableChange(table, bytes() as key, int() as value):
-                tables[table].tally(key, value)
+            case TableChange(table, bytes() as key, int() as value, adds):
+                if adds:
+                    tables[table].add(key, value)
+                else:
+                    tables[table].tally(key, value)
             case TableChange(table, bytes() as key, bytes() as value):
                 tables[table].keep(key, value)
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AUTO",
+    "TOOL",
     "Candidacy",
     "EngineRow",
     "KernelSupport",
@@ -388,6 +389,16 @@ _GDB = EngineRow(
 
 _ROWS = (_PTRACE, _EBPF, _INLINE, _REPLAY, _GDB)
 
+TOOL = EngineRow(
+    name="tool",
+    factory="dprobes.engines.tool_engine:ToolEngine",
+    scopes=frozenset(ScopeKind),
+    capabilities=frozenset(),
+    shares_variables=True,
+    is_managed=False,
+)
+"""The engine of programs without probes, which users do not choose."""
+
 
 def rows() -> Sequence[EngineRow]:
     """Return the engines, those with the fewest requirements first."""
@@ -396,7 +407,11 @@ def rows() -> Sequence[EngineRow]:
 
 def engine_row(name: str) -> EngineRow:
     """Return the engine called ``name``; raise ``EngineError`` if there is none."""
-    for row in _ROWS:
+    return _row_called(name, (*_ROWS, TOOL))
+
+
+def _row_called(name: str, known: Sequence[EngineRow]) -> EngineRow:
+    for row in known:
         if row.name == name:
             return row
     raise EngineError(f"there is no engine '{name}'", hint=f"engines are {', '.join(names())}")
@@ -420,7 +435,7 @@ def named_engine(text: str) -> tuple[str, str | None]:
     name, equals, argument = text.partition("=")
     if name == AUTO and not equals:
         return name, None
-    row = engine_row(name)
+    row = _row_called(name, _ROWS)
     if row.argument is None and equals:
         raise EngineError(f"the {name} engine takes no argument: '{text}'", hint=f"write --engine {name}")
     if row.argument is not None and not argument:

@@ -110,6 +110,14 @@ class _Hash(Generic[H]):
             cells = [0] * self._table.value_cells
         self._map[key] = self._layout.pack(*changed(self._table, cells, value))
 
+    def add(self, key: bytes, value: int) -> None:
+        """Add a number to the value that all CPUs share; raise ``OSError`` if there is no room."""
+        try:
+            (cell,) = self._layout.unpack(self._map[key])
+        except KeyError:
+            cell = 0
+        self._map[key] = self._layout.pack(cell + value & _WORD_MAX)
+
     def keep(self, key: bytes, value: bytes) -> None:
         """Store a string or a call stack, which all CPUs share; raise ``OSError`` if there is no room."""
         self._map[key] = value
@@ -152,6 +160,12 @@ class _Cells(Generic[A]):
         words, end = self._map.words, self._stride
         for cell, number in enumerate(changed(self._table, words[HEAD_CELLS:end].tolist(), value), HEAD_CELLS):
             words[cell] = number
+        words[0] = 1
+
+    def add(self, key: bytes, value: int) -> None:  # noqa: ARG002 - the table has no keys
+        """Add a number to the value that all CPUs share."""
+        words = self._map.words
+        words[HEAD_CELLS] = words[HEAD_CELLS] + value & _WORD_MAX
         words[0] = 1
 
     def keep(self, key: bytes, value: bytes) -> None:  # noqa: ARG002 - the table has no keys
@@ -242,7 +256,7 @@ class TableMaps(Generic[A, H]):
 
     def change(self, change: TableChange) -> None:
         """Change a table. A change for which there is no room, or no lock, counts as lost."""
-        number, key, value = change
+        number, key, value, adds = change
         stores: list[TableStore | _Hash[H] | _Cells[A]] = [
             each[number] for each in (self.stores, self._maps, self._added) if number in each
         ]
@@ -265,6 +279,8 @@ class TableMaps(Generic[A, H]):
         try:
             if isinstance(value, bytes):
                 found.keep(key, value)
+            elif adds:
+                found.add(key, value)
             else:
                 found.tally(key, value)
         except OSError:

@@ -41,6 +41,9 @@ class KeyedStore(Protocol):
     def tally(self, key: bytes, value: int = 0) -> None:
         """Add a signed number to a key's entry: to its count, sum, extremes or histogram, by the table's kind."""
 
+    def add(self, key: bytes, value: int) -> None:
+        """Add a signed number to the entry of a key, in a table that keeps the last number."""
+
     def value(self, key: bytes) -> int:
         """Return the number in the entry of a key (``table_layout.shown_value``), 0 if there is none."""
 
@@ -115,12 +118,9 @@ class TableStore(TableReader):
 
     def tally(self, key: bytes, value: int = 0) -> None:
         """Add a signed number to a key's entry: to its count, sum, extremes or histogram, by the table's kind."""
-        place = self._values.get(key)
+        place = self._entered(key)
         if place is None:
-            place = self._enter(key)
-            if place is None:
-                self._cells[_LOST] += 1
-                return
+            return
         cells, table = self._cells, self.table
         match table.kind:  # fast path for the common kinds, which change one cell
             case TableKind.COUNT:
@@ -135,14 +135,24 @@ class TableStore(TableReader):
             case other:
                 assert_never(other)
 
+    def add(self, key: bytes, value: int) -> None:
+        """Add a signed number to the entry of a key, in a table that keeps the last number."""
+        place = self._entered(key)
+        if place is not None:
+            self._cells[place] = self._cells[place] + value & _MASK
+
+    def _entered(self, key: bytes) -> int | None:
+        """Return the index of the value of a key, which is entered if necessary; count the key as lost without room."""
+        place = self._values.get(key)
+        if place is None and (place := self._enter(key)) is None:
+            self._cells[_LOST] += 1
+        return place
+
     def keep(self, key: bytes, value: bytes) -> None:
         """Store a string or a call stack, padded to the table's value size. Without room, count the key as lost."""
-        place = self._values.get(key)
+        place = self._entered(key)
         if place is None:
-            place = self._enter(key)
-            if place is None:
-                self._cells[_LOST] += 1
-                return
+            return
         self._cells[place : place + self.table.value_cells] = memoryview(value).cast("Q")
 
     def kept(self, key: bytes) -> bytes:

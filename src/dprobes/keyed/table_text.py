@@ -184,7 +184,8 @@ def lost_text(contents: TableContents) -> str:
     if table.has_user_stack and len(contents.rows) < table.capacity:
         advice = "use a condition that fewer hits match, or 'sample'; a larger ring only delays this"
         return f"{values} did not fit: call stacks arrived faster than they are followed ({advice})"
-    return f"{values} did not fit: the table has room for {table.capacity} keys ('room =')"
+    room = "1 key" if table.capacity == 1 else f"{table.capacity} keys"
+    return f"{values} did not fit: the table has room for {room} ('room =')"
 
 
 def shown_name(table: Table) -> str:

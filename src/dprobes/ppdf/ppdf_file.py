@@ -174,7 +174,9 @@ def _decode(data: bytes, *, is_companion: bool) -> Ppdf:
         from dprobes.ppdf.tool_trees import read_blocks
 
         blocks = read_blocks(_reader(sections, "TOOL", strings), program, spans)
-    elif "COMP" in expected:
+    if not definitions and blocks is None:
+        _reader(sections, "PROG").fail("expected at least one probe definition, found none")
+    if not flags & IS_JOINED and "COMP" in expected:
         for name in ("COMP", "TOOL"):
             reader = _reader(sections, name)
             if reader.u32("a number"):

@@ -399,8 +399,6 @@ class _Reader:
         for _ in range(reader.count(_DEFINITION_SIZE, "probe definitions", MAX_INSTRUCTIONS)):
             headers.append(self._statements(Header.POINT))
             blocks.append(self._block())
-        if not headers:
-            reader.fail("expected at least one probe definition, found none")
         for _ in range(reader.count(_PROCEDURE_SIZE, "procedures", MAX_INSTRUCTIONS)):
             at = reader.offset
             name = reader.string("the name of a procedure")

@@ -59,7 +59,8 @@ _VALUE_SIZE, _STATEMENT_SIZE, _TEST_SIZE, _FUNCTION_SIZE, _BLOCK_SIZE = 1, 5, 21
 
 StatementKind = enum.IntEnum(
     "StatementKind",
-    "STEPS EVALUATE LOG TALLY UNTALLY SHOW CLEAR QUIT SELECT LOOP SWITCH BREAK CONTINUE RESULT END TRY CAT EACH",
+    "STEPS EVALUATE LOG TALLY UNTALLY SHOW CLEAR QUIT SELECT LOOP SWITCH BREAK CONTINUE RESULT END TRY CAT EACH "
+    "ADDITION",
 )
 """The kind of a statement, stored in the byte before its fields; STEPS is 1, and so on in this order."""
 
@@ -412,6 +413,13 @@ class _TreeReader:
             self.reader.fail("expected a field of a loop's item, found another value", at)
         return self._node(kind, at)
 
+    def added(self, what: str, partial: _Partial) -> Value:
+        """Read the number that is added to an entry; fail if the table, which ``partial`` has, takes no additions."""
+        table = self._around.tables[partial.found["table"]]
+        if not table.takes_additions:
+            self.reader.fail(f"expected a table that keeps numbers, found '{table.name}'", partial.start)
+        return self.value(what)
+
     def kept(self, *_: object) -> Argument:
         at = self.reader.offset
         if (kind := self._kind()) is not ValueKind.KEPT:
@@ -610,6 +618,7 @@ OF_STATEMENTS: dict[StatementKind, _Layout] = {
         number=_plain("u32", "the number of a loop"),
         body=_STATEMENT._replace(read=_TreeReader.loop_body),
     ),
+    StatementKind.ADDITION: _of(typed_program.Addition, value=_VALUE._replace(read=_TreeReader.added)),
 }
 
 OF_VALUES: dict[ValueKind, _Layout] = {

@@ -76,14 +76,14 @@ def _written_effect(syntax: str, effect: str, times: int, word_size: int) -> Sta
 
 
 def _effect_on_table(instruction: Instruction, word_size: int, tables: Sequence[Table]) -> StackEffect:
-    from dprobes.rpn.keyed_tables import table_of
+    from dprobes.rpn.keyed_tables import operated_table
 
-    table = table_of(instruction.operand, tables)
-    if table is None:  # unknown: the checker reports it, and it is an exception
+    table = operated_table(instruction.row, instruction.operand, tables)
+    if table is None:  # the checker reports it, and it is an exception
         return StackEffect(0, 0)
     keys = table.key_cells(word_size)
     match instruction.row.operator:
-        case "tally":
+        case "tally" | "add":
             return StackEffect(keys + table.tallied_cells(word_size), 0)
         case "push":
             return StackEffect(keys, table.shown_cells(word_size))

@@ -84,7 +84,7 @@ TEXT_MAX = 200
 PROCESS_NAME_SIZE = 16
 """Size in bytes of a process name in the kernel, trailing NULs included (TASK_COMM_LEN)."""
 
-VERSION = 6
+VERSION = 7
 """Version of the instruction set; it grows by one when an encoded instruction is added or changes its meaning."""
 
 OURS = "dprobes 0.1"
@@ -444,6 +444,7 @@ _VARIABLES = (
 _TABLES = (
     Row(0x55, "tally <table>", "keys value --", Group.TABLE, "Add a value to the entry of the keys; a table of kind 'count' takes no value. A value of more than one word takes several cells, its first one on top. Values whose keys find no room are counted as lost.", (ExceptionCode.INVALID_ADDR,), since=OURS),
     Row(0x56, "push table, <table>", "keys -- value", Group.TABLE, "Push the value of the keys' entry, or 0 if there is none; for 'stats' and histograms it is the count. A value of more than one word takes several cells, its first one on top.", (ExceptionCode.INVALID_ADDR,), since=OURS),
+    Row(0x5B, "add table, <table>", "keys value --", Group.TABLE, "Add a number to the entry of the keys in a table of kind 'last' with numbers as values. User call stacks are no keys there. A value of more than one word takes several cells, its first one on top.", (ExceptionCode.INVALID_ADDR,), since=OURS),
     Row(0x57, "delete <table>", "keys --", Group.TABLE, "Delete the entry of the keys.", (ExceptionCode.INVALID_ADDR,), since=OURS),
 )  # fmt: skip
 

@@ -18,6 +18,7 @@ from dprobes.rpn.instruction_set import KERNEL_FRAMES_MAX, PROCESS_NAME_SIZE, US
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from dprobes.rpn.instruction_set import Row
     from dprobes.source_text import Span
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "Table",
     "TableKind",
     "Unit",
+    "operated_table",
     "table_of",
     "tables_matching",
 ]
@@ -300,6 +302,11 @@ class Table:
         return self.value is not None and self.value.kind is not KeyKind.LONG
 
     @property
+    def takes_additions(self) -> bool:
+        """True if ``add table`` adds to the values: numbers that ``tally`` sets, whose keys are known at the hit."""
+        return self.kind is TableKind.LAST and not self.keeps_bytes and not self.has_user_stack
+
+    @property
     def kept_bytes(self) -> int:
         """Size in bytes of a value that is a string or a call stack, or 0 if it is a number."""
         return self.value.bytes if self.value is not None and self.keeps_bytes else 0
@@ -383,6 +390,12 @@ def tables_matching(pattern: str, tables: Sequence[Table]) -> list[int]:
             f"no keyed table is called '{pattern}'", hint=f"there are: {names}" if names else "the program has none"
         )
     return found
+
+
+def operated_table(row: Row, operand: object, tables: Sequence[Table]) -> Table | None:
+    """Return the table on which an instruction operates; None if there is none, or if its kind is not suitable."""
+    table = table_of(operand, tables)
+    return None if table is None or (row.operator == "add" and not table.takes_additions) else table
 
 
 def table_of(operand: object, tables: Sequence[Table]) -> Table | None:

@@ -15,7 +15,7 @@ from dprobes.arch.x86_processors import ACCESSED, PORT_MAX
 from dprobes.diagnostics import Note, did_you_mean
 from dprobes.rpn import control_flow
 from dprobes.rpn.instruction_set import ITEM_PREFIX_SIZE, LOG_WIDTHS, ExceptionCode, Flow, Group, OperandKind
-from dprobes.rpn.keyed_tables import KEY_SIZE_MAX, MEMORY_MAX, KeyKind
+from dprobes.rpn.keyed_tables import KEY_SIZE_MAX, MEMORY_MAX, KeyKind, operated_table
 from dprobes.rpn.performance_counters import counter_named
 from dprobes.rpn.program_needs import (
     ENTRY,
@@ -569,6 +569,9 @@ def _check_table_name(program: Program, instruction: Instruction, diagnostics: D
     if name not in known:
         hint = did_you_mean(name, known) or f"write 'table = {name}, count' in the file header"
         diagnostics.error(instruction.operand_place, f"unknown table '{name}'", hint=hint)
+    elif operated_table(instruction.row, name, program.tables) is None:
+        message = "'add table' needs a table of kind 'last' with numbers as values, and no user call stacks as keys"
+        diagnostics.error(instruction.operand_place, message, hint="'tally' adds to a table of kind 'sum'")
 
 
 def _check_register(architecture: Architecture, instruction: Instruction, diagnostics: Diagnostics) -> None:

@@ -42,13 +42,14 @@ MAX_ERRORS = 20
 """Number of errors after which the parser stops: the text is most likely not a probe program."""
 
 
-def parse(text: Preprocessed, diagnostics: Diagnostics) -> Program | None:
+def parse(text: Preprocessed, diagnostics: Diagnostics, *, has_blocks: bool = False) -> Program | None:
     """
     Return the program in a preprocessed text, or None if it has no module name.
 
+    With ``has_blocks`` the program has blocks of the tool besides the text, and needs no probe definition.
     If ``diagnostics`` has errors afterwards, the program is incomplete and must not be used.
     """
-    return _Parser(text, diagnostics).program()
+    return _Parser(text, diagnostics, has_blocks=has_blocks).program()
 
 
 class _Block:
@@ -79,7 +80,8 @@ class _TooManyErrorsError(Exception):
 
 
 class _Parser:
-    def __init__(self, text: Preprocessed, diagnostics: Diagnostics) -> None:
+    def __init__(self, text: Preprocessed, diagnostics: Diagnostics, *, has_blocks: bool) -> None:
+        self._has_blocks = has_blocks
         self._lexer = Lexer(text, self._error)
         self._diagnostics = diagnostics
         self._errors = 0
@@ -335,7 +337,7 @@ class _Parser:
             self._error(
                 self._lexer.start_span(), "the program names no module", hint='write name = "<module>" at its top'
             )
-        if not self._definitions:
+        if not self._definitions and not self._has_blocks:
             self._error(
                 self._lexer.end_span(),
                 "the program has no probe definition",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dprobes.rpn.instruction_encoding import EncodedInstruction, decode_one
 from dprobes.rpn.instruction_set import HANDLER_DISPATCH_MAX, NON_MASKABLE, RPN_STACK_CELLS, ExceptionCode, OperandKind
+from dprobes.rpn.keyed_tables import operated_table
 from dprobes.rpn.word_arithmetic import signed
 from dprobes.vm import log_rules, stack_rules, world_rules
 from dprobes.vm.rpn_machine import Ending, LogFull, Machine, Raised, take_trace
@@ -305,7 +306,7 @@ class Steps(dict[int, "Step"]):
         relocation = self._symbols.get(instruction.offset + 1)
         if relocation is not None and row.operand_kind is OperandKind.VALUE:
             return _push_symbol, relocation, instruction.end
-        if row.operand_kind is OperandKind.TABLE and int(operand) >= len(self._image.tables):
+        if row.operand_kind is OperandKind.TABLE and operated_table(row, operand, self._image.tables) is None:
             return _invalid_opcode, (row.opcode, instruction.offset), instruction.end
         if row.operand_kind is OperandKind.REGISTER:
             register = self._architecture.register(operand)

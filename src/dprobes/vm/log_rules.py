@@ -335,6 +335,15 @@ def _tally(machine: Machine, number: int) -> None:
         store.keep(key, _part(machine, kept, cells))
 
 
+def _add_to_table(machine: Machine, number: int) -> None:
+    store = machine.context.keyed_tables[number]
+    if store.table.value is None:
+        value = signed(machine.pop(), machine.bits)
+    else:
+        value = signed(_wide_numbers(machine, _popped(machine, store.table.value))[0], 64)
+    store.add(_pop_key(machine, store), value)
+
+
 def _push_table(machine: Machine, number: int) -> None:
     store = machine.context.keyed_tables[number]
     key, kept = _pop_key(machine, store), store.table.value
@@ -359,5 +368,6 @@ def _delete(machine: Machine, number: int) -> None:
 TABLE_RULES: dict[str, Rule] = {
     "tally <table>": _tally,
     "push table, <table>": _push_table,
+    "add table, <table>": _add_to_table,
     "delete <table>": _delete,
 }

@@ -68,6 +68,9 @@ class Host:
     def tally(self, table: int, key: bytes, value: int) -> None:
         self.tables[table].tally(key, value)
 
+    def add(self, table: int, key: bytes, value: int) -> None:
+        self.tables[table].add(key, value)
+
     def keep(self, table: int, key: bytes, value: bytes) -> None:
         self.tables[table].keep(key, value)
 

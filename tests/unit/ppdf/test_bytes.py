@@ -65,7 +65,7 @@ def test_what_is_drawn_is_what_is_written() -> None:
     sections = sections_as_drawn(encode(ppdf))
     info = sections["INFO"]
     assert (info.string(), info.number(4), info.done()) == ("dprobes test", 1, True)
-    assert (sections["ISET"].number(4), sections["ISET"].done()) == (6, True)
+    assert (sections["ISET"].number(4), sections["ISET"].done()) == (7, True)
     builds = sections["BILD"]
     assert builds.number(4) == len(ppdf.builds)
     for build in ppdf.builds:

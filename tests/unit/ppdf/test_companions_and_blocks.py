@@ -197,7 +197,7 @@ def evaluated(value: bytes) -> bytes:
     ("body", "said"),
     [
         (b"\0", "expected the kind of a statement, found 0"),
-        (bytes([19]) + SPAN, "expected the kind of a statement, found 19"),
+        (bytes([20]) + SPAN, "expected the kind of a statement, found 20"),
         (bytes([StatementKind.CAT]) + SPAN + bytes(4), "expected the path of a file, found none"),
         (bytes([StatementKind.BREAK]) + SPAN, "there is nothing that 'break' leaves"),
         (bytes([StatementKind.CONTINUE]) + SPAN, "there is nothing that 'continue' leaves"),

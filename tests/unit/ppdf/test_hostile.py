@@ -158,7 +158,7 @@ def test_a_newer_instruction_set_is_refused_and_says_what_to_do() -> None:
     with pytest.raises(FormatError) as caught:
         decode(repacked({**sections, "ISET": struct.pack("<I", instruction_set.VERSION + 1)}))
     assert re.fullmatch(
-        r"the program is in version 7 of the instruction set, and this dprobes reads versions up to 6 \(at byte \d+\)",
+        r"the program is in version 8 of the instruction set, and this dprobes reads versions up to 7 \(at byte \d+\)",
         caught.value.message,
     )
     assert caught.value.hint == "update dprobes here, or build the file with an older one"

@@ -10,7 +10,7 @@ from dprobes.rpn import instruction_set
 
 LANGUAGE = (Path(__file__).parents[3] / "docs" / "reference" / "rpn.md").read_text()
 
-VERSIONS = {1: 0xC3565CD9, 2: 0x98E66636, 3: 0x945A6966, 4: 0x73D77BB9, 5: 0xE5B8A3A3, 6: 0x8F0F8D1B}
+VERSIONS = {1: 0xC3565CD9, 2: 0x98E66636, 3: 0x945A6966, 4: 0x73D77BB9, 5: 0xE5B8A3A3, 6: 0x8F0F8D1B, 7: 0x2F78530B}
 """The versions of the instruction set, each with the checksum of its table."""
 
 

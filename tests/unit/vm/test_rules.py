@@ -196,7 +196,7 @@ def _operands(random: Random, row: Row, target: Architecture) -> list[Operand]:
         case OperandKind.COUNTER:
             return [random.choice(COUNTERS).name]
         case OperandKind.TABLE:
-            return [random.choice(TABLES).name]
+            return [random.choice([each for each in TABLES if row.operator != "add" or each.takes_additions]).name]
         case _:
             return [random.randrange(4)]
 

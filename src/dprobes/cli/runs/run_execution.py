@@ -17,7 +17,7 @@ from dprobes.cli.runs.early_interrupt import EarlyInterrupt
 from dprobes.cli.scope_and_engine import check_scope, note_engine, note_process, note_running_cpus, scope_of, words_of
 from dprobes.diagnostics import Severity
 from dprobes.engines.ebpf.ebpf_options import RING_SIZE
-from dprobes.engines.engine_interface import EngineOptions
+from dprobes.engines.engine_interface import EngineOptions, Stop
 from dprobes.engines.engine_registry import engine_row
 from dprobes.formatters.table_addresses import has_addresses, names_for
 from dprobes.record.log_record import Item
@@ -321,7 +321,7 @@ class _LineFace(run_steps.Face[int]):
             duration=given.duration,
         )
         with self._views.shown(compiled.program, attachment), tables.shown():
-            finished = self._finished(run)
+            finished = self._finished(run, attachment)
         self._views.collect(attachment, compiled.architecture.word_size)
         self._views.collect_stacks(attachment.tables(), tables.names)
         self._views.print()
@@ -332,12 +332,14 @@ class _LineFace(run_steps.Face[int]):
             outputs.write_tables(attachment.tables()[: len(shown)])
         return run.conclude(finished)
 
-    def _finished(self, run: Run) -> Finished | None:
+    def _finished(self, run: Run, attachment: Attachment) -> Finished | None:
         """Follow the run, with the blocks of the tool; return its end, or None if the engine reported none."""
         blocks = self._blocks
         if blocks is None:
             finished = run.follow(self._early)
         else:
+            if not (self._loaded.program.definitions or self._asked.is_tree or blocks.are_repeated):
+                attachment.change([Stop()])  # nothing can happen any more
             with blocks.repeated(run.await_beginning):
                 finished = run.follow(self._early)
             blocks.end()

@@ -383,7 +383,7 @@ class Run:
         """Print the summary and reasons for missing hits, and return the exit status; 1 if ``finished`` is None."""
         if finished is None:
             return 1
-        if patched_definitions(self._program):  # they have no hits
+        if not self._program.definitions or patched_definitions(self._program):  # they have no hits
             return self._status(finished)
         self._summarize(finished)
         if finished.cut_short:
@@ -455,7 +455,7 @@ class Run:
             return code if code >= 0 else 128 - code
         if self._ended_by is not None:
             return 128 + self._ended_by
-        return 0 if self._inserted or self._is_early or self._awaited else 1
+        return 0 if self._inserted or self._is_early or self._awaited or not self._program.definitions else 1
 
 
 def _filtered_line(filters: Sequence[str]) -> str:

@@ -74,6 +74,11 @@ class ToolBlocks:
             "time": time.monotonic_ns,
         }
 
+    @property
+    def are_repeated(self) -> bool:
+        """True if the program has ``every`` blocks."""
+        return any(each.block.kind is BlockKind.EVERY for each in self._tool.blocks)
+
     def begin(self) -> None:
         """Execute the ``begin`` blocks of the program, in the order of the source."""
         self._execute_all(BlockKind.BEGIN)
@@ -181,6 +186,10 @@ class ToolBlocks:
     def tally(self, table: int, key: bytes, value: int) -> None:
         """Add a signed number to the value of a key in the keyed table with index ``table``."""
         self._attachment.change([TableChange(table, key, value)])
+
+    def add(self, table: int, key: bytes, value: int) -> None:
+        """Add a signed number to the one that a table of kind ``last`` keeps for a key."""
+        self._attachment.change([TableChange(table, key, value, adds=True)])
 
     def keep(self, table: int, key: bytes, value: bytes) -> None:
         """Store the bytes of a string or call stack for a key, in memory order."""

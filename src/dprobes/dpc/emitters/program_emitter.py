@@ -46,12 +46,13 @@ _SLASHED = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Compilation:
-    """A compiled program: the lines of its RPN source, and the templates of its major code."""
+    """A compiled program: the lines of its RPN source, the templates of its major code, and its probe definitions."""
 
     module: str
     major: int
     lines: tuple[Line, ...]
     templates: Mapping[int, str] = field(default_factory=dict)
+    definitions: int = 0
 
     @property
     def is_in_kernel(self) -> bool:
@@ -139,7 +140,13 @@ class ProgramEmitter:
         self._procedures = {each.signature.name: f"f{n}_{each.signature.name}" for n, each in enumerate(functions)}
 
     def compilations(self) -> list[Compilation]:
-        """Return the programs in the order in which the source names their modules."""
+        """
+        Return the programs in the order in which the source names their modules.
+
+        A source that has only blocks of the tool is a program without probes, for no module.
+        """
+        if not self._probes:
+            return [self._compilation("*")]
         modules: dict[str, None] = {}
         for each in self._probes:
             for point in each.at:
@@ -190,7 +197,7 @@ class ProgramEmitter:
     def _compilation(self, module: str) -> Compilation:
         w = Writer()
         self._wide = {}
-        place = next(point.span for each in self._probes for point in each.at)
+        place = next((point.span for each in self._probes for point in each.at), None)
         name, modtype = module, ""
         if module.startswith("kernel "):
             name, modtype = "vmlinux", module.removeprefix("kernel ")
@@ -217,6 +224,7 @@ class ProgramEmitter:
                 with w.at(defined[1]):
                     w.header(f"{definer} = {defined[0]}")
         templates: dict[int, str] = {}
+        definitions = 0
         for each, codes, first in zip(self._probes, self._codes, self._minors, strict=True):
             points = [point for point in each.at if self._module_of(point) == module]
             if not points:
@@ -224,6 +232,7 @@ class ProgramEmitter:
             found = {first + code: text for code, text in _templates(each, codes).items()}
             self._check_minors(each.probe, found)
             templates |= found
+            definitions += len(points)
             for point in points:
                 self._definition(w, each, codes, point, first)
         for function in self._functions:
@@ -234,7 +243,7 @@ class ProgramEmitter:
             for line in procedure_lines(self._wide):
                 w.header(line)
         assert isinstance(major, int)
-        return Compilation(name, major, tuple(w.lines), templates)
+        return Compilation(name, major, tuple(w.lines), templates, definitions)
 
     def _logmax(self, module: str) -> int:
         """

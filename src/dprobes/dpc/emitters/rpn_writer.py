@@ -75,7 +75,7 @@ class Writer:
         """Label to which exceptions are known to jump, outside of ``catching``, or empty if unknown."""
 
     @contextmanager
-    def at(self, span: Span) -> Iterator[None]:
+    def at(self, span: Span | None) -> Iterator[None]:
         """Set, for the ``with`` block, the span of C source that written lines are marked with."""
         outer, self._span = self._span, span
         try:

@@ -165,6 +165,7 @@ class StatementEmitter:
         statement: typed_program.Evaluate
         | typed_program.Log
         | typed_program.Tally
+        | typed_program.Addition
         | typed_program.Untally
         | typed_program.Result
         | typed_program.Skip,
@@ -179,6 +180,8 @@ class StatementEmitter:
             case typed_program.Tally(table, keys, tallied):
                 parts = keys if tallied is None else (*keys, tallied)
                 w.op(f"tally {table}", -self._values.tables.cells(parts))
+            case typed_program.Addition(table, keys, added):
+                w.op(f"add table, {table}", -self._values.tables.cells((*keys, added)))
             case typed_program.Untally(table, keys):
                 w.op(f"delete {table}", -self._values.tables.cells(keys))
             case typed_program.Result(result):

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from dprobes.source_text import Span
 
 __all__ = [
+    "Addition",
     "Clear",
     "EachItem",
     "End",
@@ -87,6 +88,15 @@ class Tally(Node):
     table: str
     keys: tuple[Argument, ...]
     value: Argument | None
+    span: Span
+
+
+class Addition(Node):
+    """An addition to the number that a keyed table keeps under the keys; other statements set it."""
+
+    table: str
+    keys: tuple[Argument, ...]
+    value: Value
     span: Span
 
 
@@ -242,8 +252,8 @@ class TryCatch(Node):
 
 
 Statement = (
-    Evaluate | Log | Tally | Untally | Show | Clear | Cat | Quit | Select | Loop | EachItem | Switch | Steps | Jump
-    | Result | End | Skip | TryCatch
+    Evaluate | Log | Tally | Addition | Untally | Show | Clear | Cat | Quit | Select | Loop | EachItem | Switch | Steps
+    | Jump | Result | End | Skip | TryCatch
 )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ from dprobes.dpc.typedtree.value_properties import integer_of, needs_entry
 from dprobes.dpc.typers.operator_typer import TypingError
 from dprobes.dpc.typers.provided_names import KINDS
 from dprobes.dpc.typers.statement_typer import StatementTyper
-from dprobes.dpc.typers.table_typer import Tables, durations, text_sizes, values_written
+from dprobes.dpc.typers.table_typer import Tables, durations, kinds_of_steps, text_sizes, values_written
 from dprobes.dpc.typers.type_table import STRING_LIMIT, TypeTable, UnknownTypeError
 from dprobes.dpc.typers.value_typer import ValueTyper
 from dprobes.dpc.types.c_types import VOID, Array, Floating, is_scalar, size_of
@@ -81,6 +81,7 @@ class ProgramTyper:
         self.tables = Tables(
             diagnostics,
             cache(lambda: values_written(program, frozenset(KINDS))),
+            cache(lambda: kinds_of_steps(program, frozenset(KINDS))),
             cache(lambda: text_sizes(program, string_limit + 1)),
             cache(lambda: durations(program)),
             string_limit,

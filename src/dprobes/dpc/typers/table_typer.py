@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from dprobes.dpc.typers.operator_typer import ExpressionTyper, TextTyper
     from dprobes.source_text import Span
 
-__all__ = ["TableTyper", "Tables", "durations", "is_text_choice", "text_sizes", "values_written"]
+__all__ = ["TableTyper", "Tables", "durations", "is_text_choice", "kinds_of_steps", "text_sizes", "values_written"]
 
 VALUE = -1
 """Position of the kept value; positions of key fields begin with 0."""
@@ -66,7 +66,39 @@ def values_written(program: ProgramTree, kinds: frozenset[str]) -> dict[str, str
                 found.setdefault(name, "sum" if operator else _kind(value, kinds))
             case syntax_tree.Increment(amount, syntax_tree.TableAccess(name)):
                 found.setdefault(name, "count" if amount == 1 else "sum")
+    steps = kinds_of_steps(program, kinds)
+    found |= {name: steps[name] for name, kind in found.items() if name in steps and kind in ("count", "sum", "last")}
     return {name: kind for name, kind in found.items() if kind not in ("", _BOUNDS)}
+
+
+def kinds_of_steps(program: ProgramTree, kinds: frozenset[str]) -> dict[str, str]:
+    """
+    Return the kind of each table that ``++``, ``--``, ``+=`` or ``-=`` changes, by the table's name.
+
+    It is ``last`` for a table that ``=`` sets as well, ``count`` if it is only incremented, and else ``sum``.
+    ``kinds`` are the names of the aggregations.
+    """
+    stepped, found = set[str](), dict[str, str]()
+    for node in program.walk():
+        match node:
+            case syntax_tree.Assignment("", syntax_tree.TableAccess(name), value):
+                if (kind := _aggregation(value, kinds)) in ("", "last"):
+                    found[name] = "last"
+                elif kind != "count":
+                    found.setdefault(name, "sum")
+            case syntax_tree.Assignment("+" | "-", syntax_tree.TableAccess(name)):
+                stepped.add(name)
+                found.setdefault(name, "sum")
+            case syntax_tree.Increment(amount, syntax_tree.TableAccess(name)):
+                stepped.add(name)
+                if amount != 1:
+                    found.setdefault(name, "sum")
+    return {name: found.get(name, "count") for name in stepped}
+
+
+def _aggregation(value: syntax_tree.Expression, kinds: frozenset[str]) -> str:
+    """Return the name of the aggregation that a value calls; an empty string for a number."""
+    return value.function if isinstance(value, syntax_tree.Call) and value.function in kinds else ""
 
 
 def _kind(value: syntax_tree.Expression, kinds: frozenset[str]) -> str:
@@ -272,16 +304,17 @@ class Tables:
     """
     The tables of a program.
 
-    ``written`` returns the kinds of values of tables that are read before they are written. ``quoted`` returns the
-    sizes in bytes of string literals, by the table's name and the position of the key field (or VALUE). ``durations``
-    returns the variables, and the tables as ``@NAME``, whose values are all nanoseconds. ``string_limit`` is the limit
-    of ``str(p)`` in bytes.
+    ``written`` returns the kinds of values of tables that are read before they are written, ``steps`` the kinds of
+    tables that ``++``, ``--``, ``+=`` or ``-=`` changes. ``quoted`` returns the sizes in bytes of string literals, by
+    the table's name and the position of the key field (or VALUE). ``durations`` returns the variables, and the tables
+    as ``@NAME``, whose values are all nanoseconds. ``string_limit`` is the limit of ``str(p)`` in bytes.
     """
 
     def __init__(
         self,
         diagnostics: Diagnostics,
         written: Callable[[], Mapping[str, str]],
+        steps: Callable[[], Mapping[str, str]],
         quoted: Callable[[], Mapping[tuple[str, int], int]],
         durations: Callable[[], frozenset[str]],
         string_limit: int,
@@ -289,6 +322,7 @@ class Tables:
         self.string_limit = string_limit
         self._diagnostics = diagnostics
         self._written = written
+        self._steps = steps
         self._quoted = quoted
         self._durations = durations
         self._tables: dict[str, KeyedTable] = {}
@@ -309,6 +343,10 @@ class Tables:
             size = self.text_size(name, VALUE)
             return Kept("last", value=f"cutstr[{self.string_limit + 1}]" if size is None else self.text_kind(size))
         return None if kind is None else Kept(kind)
+
+    def stepped(self, name: str) -> str:
+        """Return the kind of a table that ``++``, ``--``, ``+=`` or ``-=`` changes: ``count``, ``sum`` or ``last``."""
+        return self._steps().get(name, "sum")
 
     def text_kind(self, size: int) -> str:
         """Return the kind of a key field or value with room for literals of ``size`` bytes, and for other strings."""
@@ -401,28 +439,52 @@ class TableTyper:
 
     def assignment(
         self, target: syntax_tree.TableAccess, operator: str, value: syntax_tree.Expression
-    ) -> typed_program.Tally:
+    ) -> typed_program.Tally | typed_program.Addition:
         """
         Return the statement ``@name[keys] = value``. ``operator`` is the operator before ``=``, or empty.
 
         ``value`` may be a call of an aggregation such as ``hist(x)``.
         """
         kinds, keys = self._keys(target)
-        kept, taken = self._kept(operator, value, target.name)
-        if kept.value and len(keys) == _KEYS_MAX:
-            raise self._values.wrong(target.span, f"a table that keeps no words has at most {_KEYS_MAX - 1} keys")
-        table = self._tables.used(target.name, kept, kinds, target.span)
-        return typed_program.Tally(table.name, keys, taken, target.span)
+        if operator in _SUMS:
+            number, kind = self._number(value, self._tables.find(target.name))
+            number = number if operator == "+" else self._values.operators.unary("-", number, value.span)
+            kept = Kept(self._tables.stepped(target.name), kind)
+            return self._sum(self._used(target, kept, kinds), keys, number, target)
+        if operator:
+            raise self._values.wrong(
+                value.span, f"'{operator}=' is not an operator of tables", "write '=', '+=' or '-='"
+            )
+        kept, taken = self._kept(value, target.name)
+        return typed_program.Tally(self._used(target, kept, kinds).name, keys, taken, target.span)
 
-    def step(self, target: syntax_tree.TableAccess, amount: int) -> typed_program.Tally:
+    def _used(self, target: syntax_tree.TableAccess, kept: Kept, kinds: tuple[str, ...]) -> KeyedTable:
+        """Return the table in which a statement keeps a value under keys; report keys without a place for the value."""
+        if kept.value and len(kinds) == _KEYS_MAX:
+            raise self._values.wrong(target.span, f"a table that keeps no words has at most {_KEYS_MAX - 1} keys")
+        return self._tables.used(target.name, kept, kinds, target.span)
+
+    def step(self, target: syntax_tree.TableAccess, amount: int) -> typed_program.Tally | typed_program.Addition:
         """Return the statement ``@name[keys]++`` or, for a negative ``amount``, ``@name[keys]--``."""
         kinds, keys = self._keys(target)
-        known = self._tables.find(target.name)
-        kind = "count" if amount == 1 and (known is None or known.kind == "count") else "sum"
-        value = known.value if known is not None and known.value == LONG and kind == "sum" else ""
+        known, kind = self._tables.find(target.name), self._tables.stepped(target.name)
+        value = known.value if known is not None and known.value == LONG and kind != "count" else ""
         table = self._tables.used(target.name, Kept(kind, value=value), kinds, target.span)
-        number = None if kind == "count" else typed_values.Constant(amount, self._number_type(value))
-        return typed_program.Tally(table.name, keys, number, target.span)
+        if kind == "count":
+            return typed_program.Tally(table.name, keys, None, target.span)
+        number = typed_values.Constant(amount, self._number_type(value))
+        return self._sum(table, keys, number, target)
+
+    def _sum(
+        self, table: KeyedTable, keys: tuple[Argument, ...], number: Value, target: syntax_tree.TableAccess
+    ) -> typed_program.Tally | typed_program.Addition:
+        """Return the statement that adds a number to an entry of a table of kind ``sum`` or ``last``."""
+        if table.kind != "last":
+            return typed_program.Tally(table.name, keys, number, target.span)
+        if any(key.partition("[")[0] == KeyKind.USER_STACK.value for key in table.keys):
+            message = f"'@{target.name}' is set and added to, and its keys are call stacks of the program"
+            raise self._values.wrong(target.span, message, "only add to it, or only set it")
+        return typed_program.Addition(table.name, keys, number, target.span)
 
     def whole(self, access: syntax_tree.TableAccess) -> str:
         """Return the name of a table that is printed or cleared; the statements that write it may follow later."""
@@ -475,17 +537,9 @@ class TableTyper:
             raise self._values.wrong(access.span, f"'@{access.name}' is not assigned above")
         return self._tables.used(access.name, Kept(known.kind, known.value), kinds, access.span)
 
-    def _kept(self, operator: str, value: syntax_tree.Expression, name: str) -> tuple[Kept, Argument | None]:
-        """Return the kind of value that an assignment stores in a table, and the argument, or None for ``count``."""
+    def _kept(self, value: syntax_tree.Expression, name: str) -> tuple[Kept, Argument | None]:
+        """Return the kind of value that an assignment stores in a table, and the argument; None for ``count``."""
         known = self._tables.find(name)
-        if operator in _SUMS:
-            number, kind = self._number(value, known)
-            number = number if operator == "+" else self._values.operators.unary("-", number, value.span)
-            return Kept("sum", value=kind), number
-        if operator:
-            raise self._values.wrong(
-                value.span, f"'{operator}=' is not an operator of tables", "write '=', '+=' or '-='"
-            )
         if not isinstance(value, syntax_tree.Call) or value.function not in KINDS:
             return self._last(value, name)
         count = KINDS[value.function]

@@ -129,6 +129,11 @@ class SharedStore:
                 case Change.SET:
                     ctypes.c_uint64.from_address(place).value = number
 
+    def add(self, key: bytes, value: int) -> None:
+        """Add a signed number to the entry of a key, in a table that keeps the last number."""
+        if address := self._made(key):
+            add_to_word(address, value)
+
     def keep(self, key: bytes, value: bytes) -> None:
         """Store a string or a call stack, padded to the table's value size; without room, count the key as lost."""
         if address := self._made(key):

@@ -16,7 +16,7 @@ from dprobes.bpf.lower.templates.flow_templates import invalid_opcode
 from dprobes.bpf.lower.templates.world_templates import clear, read_string, throw_fault
 from dprobes.bpf.map_layouts import ENTRY_HEAD, HEAD_CELLS, KIND_SHIFT, Entry, MapName, power_of_two, table_map
 from dprobes.keyed.table_layout import BIAS, HIST_ZERO
-from dprobes.rpn.keyed_tables import STRING_SIZE_MAX, KeyKind, TableKind, table_of
+from dprobes.rpn.keyed_tables import STRING_SIZE_MAX, KeyKind, TableKind, operated_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -320,9 +320,9 @@ def _of_table(write: Callable[[Writer, Table, int], None]) -> Template:
 
     def template(w: Writer, i: EncodedInstruction) -> None:
         number = int(i.operand)
-        table = table_of(number, w.flow.tables)
+        assert i.row is not None
+        table = operated_table(i.row, i.operand, w.flow.tables)
         if table is None:
-            assert i.row is not None
             invalid_opcode(w, i._replace(operand=i.row.opcode))
             return
         write(w, table, number)
@@ -330,13 +330,42 @@ def _of_table(write: Callable[[Writer, Table, int], None]) -> Template:
     return template
 
 
+def _pop_number(w: Writer, table: Table) -> None:
+    """Pop the cells of a tallied number, and store it in work word 0."""
+    for cell in range(table.tallied_cells(8 if w.wide else 4)):
+        size = Size.DW if w.wide or table.value is None else Size.W
+        w.asm.store(SCRATCH, w.work(_VALUE) + 4 * cell, w.stack.pop_register(), size)
+        w.stack.release()
+
+
+def _add_to_table(w: Writer, table: Table, number: int) -> None:
+    asm, lost, done = w.asm, w.asm.label(), w.asm.label()
+    _pop_number(w, table)
+    pop_keys(w, table.keys)
+    prepare_value(w, table)
+    _point_to_value(w, table, number, lost)
+    asm.mov(_R.R5, _R.R0)
+    _add(w, _offset(table, 0), None)
+    asm.place(done)
+    _defer_loss(w, table, number, lost, done)
+
+
+def _defer_loss(w: Writer, table: Table, number: int, lost: Label, done: Label) -> None:
+    """Write the code at ``lost``, which counts a change without room, and goes to ``done``."""
+    if not table.keys:
+        return
+
+    def count_lost() -> None:
+        _count_lost(w, number)
+        w.asm.jump(done)
+
+    w.defer(count_lost, lost)
+
+
 def _tally(w: Writer, table: Table, number: int) -> None:
     asm, lost, done = w.asm, w.asm.label(), w.asm.label()
     if not table.keeps_bytes:
-        for cell in range(table.tallied_cells(8 if w.wide else 4)):
-            size = Size.DW if w.wide or table.value is None else Size.W
-            asm.store(SCRATCH, w.work(0) + 4 * cell, w.stack.pop_register(), size)
-            w.stack.release()
+        _pop_number(w, table)
     pop_keys(w, table.parts if table.keeps_bytes else table.keys)
     if table.has_user_stack:
         _send(w, table, number, Entry.TALLY)
@@ -352,14 +381,7 @@ def _tally(w: Writer, table: Table, number: int) -> None:
     asm.place(done)
     if again is not None:
         w.close_loop()
-    if not table.keys:
-        return
-
-    def count_lost() -> None:
-        _count_lost(w, number)
-        asm.jump(done)
-
-    w.defer(count_lost, lost)
+    _defer_loss(w, table, number, lost, done)
 
 
 def _send(w: Writer, table: Table, number: int, kind: Entry) -> None:
@@ -506,5 +528,6 @@ def _delete(w: Writer, table: Table, number: int) -> None:
 TABLE_TEMPLATES: dict[str, Template] = {
     "tally <table>": _of_table(_tally),
     "push table, <table>": _of_table(_push_table),
+    "add table, <table>": _of_table(_add_to_table),
     "delete <table>": _of_table(_delete),
 }
