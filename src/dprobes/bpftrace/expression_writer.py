@@ -83,6 +83,9 @@ class Value:
 AGGREGATIONS = {"count": 0, "sum": 1, "min": 1, "max": 1, "avg": 1, "stats": 1, "hist": 1, "lhist": 4}
 """Aggregations that bpftrace can keep in a map, and the numbers of their arguments."""
 
+_WIDENING = ("+", "-", "*", "<<")
+"""The operators whose result may need more bits than their operands."""
+
 _CONVERSION = re.compile(r"%[-+ #0]*\d*(?:\.\d+)?(?:hh|h|ll|l|z|j|t)?([a-zA-Z%])")
 
 _SYMBOLS = frozenset({"ksym", "usym", "sym"})
@@ -488,6 +491,8 @@ class ExpressionWriter:
                 f"{sides[0].within(precedence)} {binary.operator} {sides[1].within(precedence + 1)}", precedence
             )
         left_text, right_text = self.number(binary.left, precedence), self.number(binary.right, precedence + 1)
+        if binary.operator in _WIDENING and isinstance(binary.left, script_tree.Number):
+            left_text += "L"  # all numbers of a script have 64 bits
         return Value(f"{left_text} {binary.operator} {right_text}", precedence)
 
     def _conditional(

@@ -122,10 +122,8 @@ def convert(source: SourceFile, machine: Machine, diagnostics: Diagnostics) -> C
         diagnostics.note(span, f"the header {header} is not read: what is used of it has to be declared")
     probes = converter.probes()
     diagnostics.raise_if_errors()
-    if not any(
-        LONG_NAMES.get(each.points[0].parts[0], each.points[0].parts[0]) not in _OF_TOOL for each in script.probes
-    ):
-        diagnostics.error(None, "there is no probe in the script but those of the tool itself (BEGIN, END, interval)")
+    if not script.probes:
+        diagnostics.error(None, "there is no probe in the script")
         diagnostics.raise_if_errors()
     head = [*directives.macros, *script.structures]
     return Conversion("\n".join([*head, *([""] if head else []), *probes]) + "\n", tuple(converter.options))

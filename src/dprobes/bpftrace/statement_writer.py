@@ -18,7 +18,7 @@ __all__ = ["StatementWriter", "asked_variable"]
 
 _CONVERSION = re.compile(
     r"%(?:(?P<percent>%)|(?P<flags>[-+ #0]*)(?P<width>\d*)(?P<precision>(?:\.\d+)?)"
-    r"(?:hh|h|ll|l|z|j|t)?(?P<letter>[a-zA-Z]))"
+    r"(?P<length>hh|h|ll|l|z|j|t)?(?P<letter>[a-zA-Z]))"
 )
 _NUMBERS = "diuxXocp"
 _JOINED_MAX = 6
@@ -104,7 +104,7 @@ class PrintWriter:
             case Form.LITERAL:
                 return text[1:-1].replace("%", "%%").ljust(int(match["width"] or 0) if "-" in match["flags"] else 0)
             case Form.SYMBOL if letter == "s":
-                layout, letter = "", "s" if text in ("func", "probe") else "a"
+                layout, letter = layout.partition(".")[0], "s" if text in ("func", "probe") else "a"
             case Form.SYMBOL:
                 text = self._values.number(argument)
             case Form.STACK:
@@ -121,6 +121,8 @@ class PrintWriter:
                 letter, text = self._as_text(argument, text)
             case Form.NUMBER if letter not in _NUMBERS:
                 return self._misfit(argument.span, match.group(), value.form)
+            case Form.NUMBER if match["length"] in ("h", "hh"):  # other lengths are those of the value's type
+                layout += match["length"]
         self._arguments.append(text)
         return f"%{layout}{letter}"
 

@@ -249,7 +249,10 @@ def test_usdt_probes_have_more_arguments_than_functions() -> None:
         ("@x++", "@x++;"),
         ("@x--", "@x -= 1;"),
         ("@x += 1e3", "@x += 1000;"),
-        ("@x = 0x10 + 010 + 1_000us", "@x = 16 + 8 + 1000000;"),
+        ("@x = 0x10 + 010 + 1_000us", "@x = 16L + 8 + 1000000;"),
+        ("@x = 1 << 40; @y = 3 * arg0 / 2", "@x = 1L << 40;\n    @y = 3L * arg0 / 2;"),
+        (r'printf("%hhd %hx %lld %-9s\n", arg0, arg1, arg2, func)', 'printf("%hhd %hx %d %-9s", arg0, arg1, arg2, func);'),
+        ("@active = 0; @active++; @active--", "@active = 0;\n    @active++;\n    @active -= 1;"),
         ("$pid = (int32)arg0; @x = $pid", "long pid_ = (int)arg0;\n    @x = pid_;"),
         ("if (arg0) { $n = 1 } else if (arg1) { $n = 2 } @x = $n",
          ("long n = 0;\n    if (arg0) {\n        n = 1;\n    } else {\n"
@@ -474,7 +477,7 @@ def test_what_a_program_is_run_with() -> None:
          "s.bt:1:1: error: this is not a time\n"
          "    interval:s:1000000000000 { exit() } kprobe:f { }\n"
          "    ^~~~~~~~~~~~~~~~~~~~~~~~\nhint: write interval:s:1")),
-        ("BEGIN { }", "error: there is no probe in the script but those of the tool itself (BEGIN, END, interval)"),
+        ("#define X 5", "error: there is no probe in the script"),
         ("kprobe:f { @x = $y = 1; @a[1 = 2 } kprobe:g { 08z; }",
          ("s.bt:1:20: error: expected ';' after a statement, found '='\n"
          "    kprobe:f { @x = $y = 1; @a[1 = 2 } kprobe:g { 08z; }\n                       ^\n"
@@ -555,3 +558,9 @@ DIGITS = "9" * 6000
 )
 def test_numbers_have_few_digits(script: str, problem: str) -> None:
     assert said_of(script).startswith(problem)
+
+
+def test_a_script_without_probes_is_converted() -> None:
+    assert converted('BEGIN { printf("hello\\n"); @a = 1 } interval:s:1 { exit(); }').text == (
+        'begin {\n    printf("hello");\n    @a = 1;\n}\nevery 1s {\n    exit();\n}\n'
+    )
