@@ -502,7 +502,7 @@ def add_function(copy: Copy) -> None:
     copy.insert_after("dpc/typers/provided_names.py", '"startswith": "takes', '    "twice": "takes a number",')
     copy.insert_after("dpc/typers/provided_names.py", '"startswith": \'startswith', '    "twice": "twice(x)",')
     copy.insert_after(
-        "dpc/typers/name_typer.py",
+        "dpc/typers/call_typer.py",
         "match call.function, call.arguments:",
         """\
             case "twice", [number]:

@@ -24,7 +24,8 @@ from dprobes.dpc.typedtree.value_properties import integer_of, needs_entry
 from dprobes.dpc.typers.operator_typer import TypingError
 from dprobes.dpc.typers.provided_names import KINDS
 from dprobes.dpc.typers.statement_typer import StatementTyper
-from dprobes.dpc.typers.table_typer import Tables, durations, kinds_of_steps, text_sizes, values_written
+from dprobes.dpc.typers.table_typer import Tables
+from dprobes.dpc.typers.table_uses import durations, kinds_of_steps, text_sizes, values_written
 from dprobes.dpc.typers.type_table import STRING_LIMIT, TypeTable, UnknownTypeError
 from dprobes.dpc.typers.value_typer import ValueTyper
 from dprobes.dpc.types.c_types import VOID, Array, Floating, is_scalar, size_of

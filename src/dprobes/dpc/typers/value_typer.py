@@ -12,7 +12,8 @@ from dprobes.dpc.typedtree import typed_values
 from dprobes.dpc.typedtree.name_scope import ItemName, ProgramVariable, Scope, Surroundings
 from dprobes.dpc.typedtree.process_items import FIELDS, numbers_of
 from dprobes.dpc.typedtree.value_properties import folded, steady
-from dprobes.dpc.typers.name_typer import CallTyper, NameTyper
+from dprobes.dpc.typers.call_typer import CallTyper
+from dprobes.dpc.typers.name_typer import NameTyper
 from dprobes.dpc.typers.operator_typer import OperatorTyper, TypingError
 from dprobes.dpc.typers.provided_names import CALL_FORMS, KINDS, PROVIDED
 from dprobes.dpc.typers.table_typer import TableTyper
