@@ -34,6 +34,17 @@ BUILT_WITHOUT = {
 }
 """The parameters of system calls that a kernel may be built without (kernel/module/main.c, kernel/kexec.c)."""
 
+NEWER = {
+    "cachestat": 451, "fchmodat2": 452, "map_shadow_stack": 453, "futex_wake": 454, "futex_wait": 455,
+    "futex_requeue": 456, "statmount": 457, "listmount": 458, "lsm_get_self_attr": 459, "lsm_set_self_attr": 460,
+    "lsm_list_modules": 461, "mseal": 462, "setxattrat": 463, "getxattrat": 464, "listxattrat": 465,
+    "removexattrat": 466, "open_tree_attr": 467, "file_getattr": 468, "file_setattr": 469,
+}  # fmt: skip
+"""System calls that Debian 12's headers lack, with their number on both (arch/x86/entry/syscalls/syscall_*.tbl)."""
+
+NEWER_WIDE = {"uretprobe": 335, "uprobe": 336}
+"""System calls of x86-64 alone that these headers lack."""
+
 _NUMBER = "__syscall_nr"
 
 HEADING = """\
@@ -50,7 +61,8 @@ def numbers_of(header: str) -> dict[str, int]:
 
 def main() -> int:
     """Write the file."""
-    wide, narrow = numbers_of("unistd_64.h"), numbers_of("unistd_32.h")
+    wide = NEWER | NEWER_WIDE | numbers_of("unistd_64.h")
+    narrow = NEWER | numbers_of("unistd_32.h")
     lines = []
     with open_trace_files() as files:
         known = set(files.names("events/syscalls"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.bpftrace import script_tree
@@ -110,6 +110,8 @@ class MapUses:
 
     kept: Mapping[str, Kept]
     makers: Mapping[str, Sequence[int]]
+    literal_keys: dict[tuple[str, int], bool] = field(default_factory=dict)
+    """Whether the first use of a map has a string literal as a key, by the map's name and the key's position."""
 
     @classmethod
     def of(cls, script: script_tree.Script) -> MapUses:
@@ -377,18 +379,20 @@ class ExpressionWriter:
         self._diagnostics.note(span, message)
 
     def table(self, map_: script_tree.Map) -> str:
-        """Return a map in DProbes C, ``@name[key, …]``; a string literal among the keys becomes part of its name."""
-        name, keys = map_.name, list[str]()
+        """Return a map in DProbes C, ``@name[key, …]``; report string literals and other strings in the same place."""
+        keys = list[str]()
         flat = [part for key in map_.keys for part in (key.values if isinstance(key, script_tree.Tuple) else (key,))]
-        for key in flat:
+        for position, key in enumerate(flat):
             value = self.value(key)
-            if value.form is Form.LITERAL:
-                name = "_".join(filter(None, (name, re.sub(r"\W+", "_", value.text.strip('"')))))
-            elif value.form is Form.BYTES:
+            is_choice = value.form is Form.TEXT and value.precedence == CONDITIONAL
+            is_literal = value.form is Form.LITERAL or is_choice
+            if value.form is Form.BYTES:
                 self.wrong(key.span, "bytes are not a key of a table", "use str(p, n)")
-            else:
-                keys.append(value.key)
-        return f"@{name}" + (f"[{', '.join(keys)}]" if keys else "")
+            elif self._maps.literal_keys.setdefault((map_.name, position), is_literal) != is_literal:
+                message = f"the keys of '@{map_.name}' are texts in quotes and other strings"
+                self.wrong(key.span, message, "use a second map for the texts in quotes")
+            keys.append(value.text if is_literal else value.key)
+        return f"@{map_.name}" + (f"[{', '.join(keys)}]" if keys else "")
 
     def _name(self, name: str, span: Span) -> Value:
         if name in _SAME or name in self._constants:

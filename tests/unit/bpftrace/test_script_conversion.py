@@ -240,7 +240,7 @@ def test_usdt_probes_have_more_arguments_than_functions() -> None:
         ('$s = str(arg0); printf("%s\\n", $s)', 'printf("%s", str(arg0));'),
         ("@[comm, arg0] = sum(arg1 * 2 + 1)", "@[comm, arg0] = sum(arg1 * 2 + 1);"),
         ("@x[func] = lhist(arg1, 0, 100, 10)", "@x[func] = lhist(arg1, 0, 100, 10);"),
-        ('@["read", tid] = max(arg0)', "@read[tid] = max(arg0);"),
+        ('@["read", tid] = max(arg0)', '@["read", tid] = max(arg0);'),
         ("@[(pid, tid)] = count()", "@[pid, tid] = count();"),
         ("@x[tid] = nsecs; delete(@x, tid)", "@x[tid] = nsecs;\n    delete(@x[tid]);"),
         ("@ = hist((arg0 + arg1) * arg2)", "@ = hist((arg0 + arg1) * arg2);"),
@@ -447,6 +447,11 @@ def test_what_a_program_is_run_with() -> None:
          "    uprobe:libc:f { @n[tid] = ustack; @[@n[tid]] = count() }\n"
          "                                        ^~~~~~~\n"
          "hint: have 'ustack' as a key where you print or count")),
+        ('kprobe:f { @["a"] = count(); @[arg0 ? "b" : "c"] = count(); @[comm] = count() }',
+         ("s.bt:1:63: error: the keys of '@' are texts in quotes and other strings\n"
+         '    kprobe:f { @["a"] = count(); @[arg0 ? "b" : "c"] = count(); @[comm] = count() }\n'
+         "                                                                  ^~~~\n"
+         "hint: use a second map for the texts in quotes")),
         ('kprobe:f { @[arg0 ? "a" : 3] = count() }',
          ("s.bt:1:21: error: a text in quotes cannot be chosen by a condition\n"
          '    kprobe:f { @[arg0 ? "a" : 3] = count() }\n                        ^~~\nhint: use \'if\'')),
