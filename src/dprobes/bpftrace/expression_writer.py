@@ -401,6 +401,8 @@ class ExpressionWriter:
         if match is not None and len(match[1]) < _DIGITS_MAX and int(match[1]) < self._arguments_max:
             return Value(name)
         match name:
+            case "true" | "false":
+                return Value("1" if name == "true" else "0")
             case "comm":
                 return Value("comm", form=Form.TEXT)
             case "func" | "probe":

@@ -252,6 +252,7 @@ def test_usdt_probes_have_more_arguments_than_functions() -> None:
         ("@x = 0x10 + 010 + 1_000us", "@x = 16L + 8 + 1000000;"),
         ("@x = 1 << 40; @y = 3 * arg0 / 2", "@x = 1L << 40;\n    @y = 3L * arg0 / 2;"),
         (r'printf("%hhd %hx %lld %-9s\n", arg0, arg1, 3, func)', 'printf("%hhd %hx %d %-9s", arg0, arg1, 3, func);'),
+        ("if (true) { @x = 1 } @y = false", "if (1) {\n        @x = 1;\n    }\n    @y = 0;"),
         ("@active = 0; @active++; @active--", "@active = 0;\n    @active++;\n    @active -= 1;"),
         ("$pid = (int32)arg0; @x = $pid", "long pid_ = (int)arg0;\n    @x = pid_;"),
         ("if (arg0) { $n = 1 } else if (arg1) { $n = 2 } @x = $n",
