@@ -389,8 +389,8 @@ class ExpressionWriter:
             if value.form is Form.BYTES:
                 self.wrong(key.span, "bytes are not a key of a table", "use str(p, n)")
             elif self._maps.literal_keys.setdefault((map_.name, position), is_literal) != is_literal:
-                message = f"the keys of '@{map_.name}' are texts in quotes and other strings"
-                self.wrong(key.span, message, "use a second map for the texts in quotes")
+                message = f"the keys of '@{map_.name}' are string literals and other strings"
+                self.wrong(key.span, message, "use a second map for the string literals")
             keys.append(value.text if is_literal else value.key)
         return f"@{map_.name}" + (f"[{', '.join(keys)}]" if keys else "")
 

@@ -449,10 +449,10 @@ def test_what_a_program_is_run_with() -> None:
          "                                        ^~~~~~~\n"
          "hint: have 'ustack' as a key where you print or count")),
         ('kprobe:f { @["a"] = count(); @[arg0 ? "b" : "c"] = count(); @[comm] = count() }',
-         ("s.bt:1:63: error: the keys of '@' are texts in quotes and other strings\n"
+         ("s.bt:1:63: error: the keys of '@' are string literals and other strings\n"
          '    kprobe:f { @["a"] = count(); @[arg0 ? "b" : "c"] = count(); @[comm] = count() }\n'
          "                                                                  ^~~~\n"
-         "hint: use a second map for the texts in quotes")),
+         "hint: use a second map for the string literals")),
         ('kprobe:f { @[arg0 ? "a" : 3] = count() }',
          ("s.bt:1:21: error: a text in quotes cannot be chosen by a condition\n"
          '    kprobe:f { @[arg0 ? "a" : 3] = count() }\n                        ^~~\nhint: use \'if\'')),
