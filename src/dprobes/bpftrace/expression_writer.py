@@ -111,7 +111,7 @@ class MapUses:
     kept: Mapping[str, Kept]
     makers: Mapping[str, Sequence[int]]
     literal_keys: dict[tuple[str, int], bool] = field(default_factory=dict)
-    """Whether the first use of a map has a string literal as a key, by the map's name and the key's position."""
+    """True where the first use of a map has a string literal as a key, by the map's name and the key's position."""
 
     @classmethod
     def of(cls, script: script_tree.Script) -> MapUses:

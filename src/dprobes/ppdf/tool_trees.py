@@ -247,6 +247,8 @@ class _TreeReader:
             reader.fail(f"there is nothing that '{found['kind'].value}' leaves", at)
         if kind is StatementKind.RESULT and self._cells is None:
             reader.fail("expected no result of a block", at)
+        if kind is StatementKind.EACH and self._cells is not None:  # the limit of items is that of a block
+            reader.fail("expected no loop over items in a function", at)
         partial = _Partial(kind, at, reader.offset, found, leaving)
         for name, field in layout.fields.items():
             found[name] = field.read(self, field.what, partial)

@@ -214,7 +214,6 @@ class AccessCheck(NamedTuple):
     Condition on the memory that the probed instruction accesses: an execution is a hit if a byte is in a range.
 
     The range has ``length`` bytes from the link address ``first`` on, or from an address of processes if ``absolute``.
-    With ``variables``, two global variables contain the first address and the length instead; these are their numbers.
     ``instruction`` is the link address of the instruction. ``push r, accessed`` gives the distance of the accessed
     memory from the first address; it is negative if the access begins below the range.
     """
@@ -223,7 +222,6 @@ class AccessCheck(NamedTuple):
     first: int = 0
     length: int = 0
     absolute: bool = False
-    variables: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)

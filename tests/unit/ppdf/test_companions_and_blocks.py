@@ -270,6 +270,16 @@ def test_a_block_that_cannot_be_executed_is_refused(body: bytes, said: str) -> N
     assert error_of(with_block(body)).startswith(f"section TOOL: {said}")
 
 
+def test_a_function_with_a_loop_over_items_is_refused() -> None:
+    nothing, each = STEPS + bytes(4), bytes([StatementKind.EACH]) + SPAN + bytes(4)
+    signature = struct.pack("<IIBII", 0, 0, 8, 0, 1)  # name, span, type of the result, no parameters, one variable
+    blocks = struct.pack("<IBII", 1, 8, 100, 1) + signature + struct.pack("<BIIQI", 0, 0, 0, 0, 1) + nothing
+    sections = sections_of(JOINED)
+    assert decode(repacked({**sections, "TOOL": blocks + nothing})).blocks is not None
+    said = error_of(repacked({**sections, "TOOL": blocks + each}))
+    assert said.startswith("section TOOL: expected no loop over items in a function (at byte ")
+
+
 def test_a_block_that_is_none_is_refused() -> None:
     nothing = STEPS + bytes(4)
     assert decode(with_block(nothing)).blocks is not None

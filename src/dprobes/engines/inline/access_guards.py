@@ -9,7 +9,7 @@ Guards: code before a handler that compares the address of the instruction's acc
     lahf | seto al | mov [frame.flags], rax
     mov rax, [frame.rax]          if rax is part of the address
     lea rax, [operand]
-    sub rax, [lowest]             or the address in a variable of the program
+    sub rax, [lowest]
     cmp rax, count | jb +..       a hit
     restore rax and the flags | lea rsp, [rsp + frame] | jmp to the displaced instruction
     lowest: ..
@@ -34,7 +34,7 @@ from dprobes.target.code.memory_accesses import MemoryAccess, memory_access
 if TYPE_CHECKING:
     from dprobes.rpn.rpn_program import AccessCheck
 
-__all__ = ["GUARD_SIZE", "OPENING_SIZE", "AccessGuard", "GuardCode", "GuardPlace", "guard_code", "guard_of"]
+__all__ = ["GUARD_SIZE", "OPENING_SIZE", "AccessGuard", "GuardCode", "guard_code", "guard_of"]
 
 GUARD_SIZE = 192
 """Maximum size in bytes of the code of a guard."""
@@ -44,51 +44,28 @@ _FLAGS = Memory(Gpr.RSP, X86Operations.layout.flags)
 
 _SUB_RAX_RIP = b"\x48\x2b\x05"  # sub rax, [rip + 32 bits]
 _CMP_RAX = b"\x48\x3d"  # cmp rax, 32 bits
-_CMP_RSP_RAX = b"\x48\x39\x84\x24"  # cmp [rsp + 32 bits], rax
-_LOAD_RAX = b"\x48\xa1"  # mov rax, [64 bits]
 _JB, _JMP = b"\x72", b"\xe9"
 _MASK_64 = (1 << 64) - 1
 
 
 class AccessGuard(NamedTuple):
     """
-    Guard of the instruction at a link address: its access, and the range.
+    Guard of an instruction: its access, and the range of ``length`` bytes from the address ``first`` on.
 
-    ``first`` is a link address unless ``absolute``. With ``variables``, the numbers of two global variables, these have
-    the first address and the length.
+    Addresses are link addresses until the guard is ``placed``. That of the range is one of processes if ``absolute``.
     """
 
     access: MemoryAccess
     first: int
     length: int
     absolute: bool
-    variables: tuple[int, int] | None
 
-    def placed(self, place: GuardPlace) -> PlacedGuard:
-        """Return the guard for a module in a process."""
-        access, (bias, globals_at) = self.access, place
+    def placed(self, bias: int) -> AccessGuard:
+        """Return the guard for a module that is loaded with a bias; its addresses are those of the process."""
+        access = self.access
         if access.is_relative:
             access = access._replace(displacement=access.displacement + bias)
-        if self.variables is not None:
-            first, length = (globals_at + 8 * number for number in self.variables)
-            return PlacedGuard(access, first, length, is_variable=True)
-        return PlacedGuard(access, self.first + (0 if self.absolute else bias), self.length, is_variable=False)
-
-
-class GuardPlace(NamedTuple):
-    """Load bias of a module in a process, and the address of the program's global variables there."""
-
-    bias: int
-    globals_at: int
-
-
-class PlacedGuard(NamedTuple):
-    """Guard in a process; if it ``is_variable``, ``first`` and ``length`` are the addresses of the variables."""
-
-    access: MemoryAccess
-    first: int
-    length: int
-    is_variable: bool
+        return AccessGuard(access, self.first + (0 if self.absolute else bias), self.length, absolute=True)
 
 
 def guard_of(check: AccessCheck, raw: bytes) -> AccessGuard | None:
@@ -96,7 +73,7 @@ def guard_of(check: AccessCheck, raw: bytes) -> AccessGuard | None:
     access = memory_access(raw, check.instruction)
     if not isinstance(access, MemoryAccess):
         return None
-    return AccessGuard(access, check.first, check.length, check.absolute, check.variables)
+    return AccessGuard(access, check.first, check.length, check.absolute)
 
 
 class GuardCode(NamedTuple):
@@ -112,8 +89,8 @@ class GuardCode(NamedTuple):
     jump: int
 
 
-def guard_code(guard: PlacedGuard, address: int) -> GuardCode:
-    """Return the code of a guard, to be executed at an address."""
+def guard_code(guard: AccessGuard, address: int) -> GuardCode:
+    """Return the code of a guard that is placed, to be executed at an address."""
     start, touch, save = _opening()
     access, restore = guard.access, _restoring()
     code = bytearray(start + save)
@@ -124,29 +101,11 @@ def guard_code(guard: PlacedGuard, address: int) -> GuardCode:
     asm = X86Operations()
     asm.lea(Gpr.RSP, Memory(Gpr.RSP, FRAME_SIZE))
     miss = restore + asm.assemble() + _JMP + bytes(4)
-    if guard.is_variable:
-        asm = X86Operations()
-        asm.store(_ACCESSED, Gpr.RAX)
-        asm.raw(_LOAD_RAX + struct.pack("<Q", guard.first))
-        asm.neg(Gpr.RAX)
-        asm.raw(b"\x48\x03\x84\x24" + struct.pack("<i", _ACCESSED.displacement))  # add rax, [frame.accessed]
-        asm.lea(Gpr.RAX, Memory(Gpr.RAX, early))
-        asm.store(_ACCESSED, Gpr.RAX)
-        asm.raw(_LOAD_RAX + struct.pack("<Q", guard.length))
-        asm.lea(Gpr.RAX, Memory(Gpr.RAX, early))
-        asm.raw(_CMP_RSP_RAX + struct.pack("<i", _ACCESSED.displacement))
-        asm.raw(_JB + bytes((len(miss),)))
-        code += asm.assemble() + miss
-        jump = len(code) - 4
-        asm = X86Operations()
-        asm.load(Gpr.RAX, _ACCESSED)
-        code += asm.assemble()
-    else:
-        literal = struct.pack("<Q", guard.first - early & _MASK_64)
-        compare = _CMP_RAX + struct.pack("<i", guard.length + early) + _JB + bytes((len(miss) + len(literal),))
-        code += _SUB_RAX_RIP + struct.pack("<i", len(compare) + len(miss)) + compare + miss
-        jump = len(code) - 4
-        code += literal
+    literal = struct.pack("<Q", guard.first - early & _MASK_64)
+    compare = _CMP_RAX + struct.pack("<i", guard.length + early) + _JB + bytes((len(miss) + len(literal),))
+    code += _SUB_RAX_RIP + struct.pack("<i", len(compare) + len(miss)) + compare + miss
+    jump = len(code) - 4
+    code += literal
     asm = X86Operations()
     if early:
         asm.lea(Gpr.RAX, Memory(Gpr.RAX, -early))

@@ -21,7 +21,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.bpf.map_layouts import MapName
-from dprobes.engines.inline.access_guards import GUARD_SIZE, GuardPlace
+from dprobes.engines.inline.access_guards import GUARD_SIZE
 from dprobes.engines.inline.handler_templates import HandlerAssembler
 from dprobes.engines.inline.handler_trampolines import make_displacing_trampoline, size_bound
 from dprobes.engines.inline.handler_trials import obstacle_in_process
@@ -299,9 +299,7 @@ class CodeWriter:
     def assembler(self) -> HandlerAssembler:
         """The assembler of handlers; the routines must be placed."""
         if self._assembler is None:
-            globals_at = self._maps[MapName.GLOBALS].address if MapName.GLOBALS in self._maps else 0
-            place = GuardPlace(self.module.bias, globals_at)
-            self._assembler = HandlerAssembler(self.around, place, has_switches=self._has_switches)
+            self._assembler = HandlerAssembler(self.around, self.module.bias, has_switches=self._has_switches)
         return self._assembler
 
     @property

@@ -17,7 +17,7 @@ import struct
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.bpf.bpf_instructions import Alu, Class, Register, X
-from dprobes.engines.inline.access_guards import OPENING_SIZE, GuardPlace, guard_code
+from dprobes.engines.inline.access_guards import OPENING_SIZE, guard_code
 from dprobes.engines.inline.handler_trampolines import NUMBER, SITE, PieceCode, TrialCode, refers_to_itself
 from dprobes.engines.inline.handler_trials import Trial
 from dprobes.engines.ptrace.site_patches import NativeStop
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from dprobes.bpf.bpf_instructions import Insn
-    from dprobes.engines.inline.access_guards import PlacedGuard
+    from dprobes.engines.inline.access_guards import AccessGuard
     from dprobes.engines.inline.handler_pieces import NumberedCode, SiteHandler
     from dprobes.native.code_template import CodeTemplate
     from dprobes.native.generated_code import Surroundings
@@ -123,12 +123,12 @@ class HandlerAssembler:
     """
     Assembler of the code of handlers in one module of a process, by templates where there is one.
 
-    ``around`` are the surroundings of handlers that have none of their own, ``place`` that of guards.
+    ``around`` are the surroundings of handlers that have none of their own, ``bias`` is the load bias of the module.
     """
 
-    def __init__(self, around: Surroundings, place: GuardPlace | None = None, *, has_switches: bool) -> None:
+    def __init__(self, around: Surroundings, bias: int = 0, *, has_switches: bool) -> None:
         self._own = around
-        self._place = place
+        self._bias = bias
         self._has_switches = has_switches
         self._seen: set[NumberedCode] = set()
         self._handlers: dict[tuple[object, ...], list[_Template]] = {}
@@ -151,7 +151,7 @@ class HandlerAssembler:
         ``rest`` returns the code after them for an address. Raise ``OverflowError`` if a routine is too far away.
         """
         if (guard := handlers[0].guard) is not None:
-            return self._guarded(guard.placed(self._place or GuardPlace(0, 0)), address, site, handlers[0], trial, rest)
+            return self._guarded(guard.placed(self._bias), address, site, handlers[0], trial, rest)
         if len(handlers) == 1:
             made = self.copy_at(address, site, handlers[0], trial)
             if made is not None:
@@ -168,7 +168,7 @@ class HandlerAssembler:
 
     def _guarded(
         self,
-        guard: PlacedGuard,
+        guard: AccessGuard,
         address: int,
         site: int,
         handler: SiteHandler,

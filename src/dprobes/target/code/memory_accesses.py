@@ -95,6 +95,9 @@ _SUFFIXES = {"b": 1, "w": 2, "d": 4, "q": 8}
 
 _BIT_STRINGS = ("bt", "bts", "btr", "btc")
 
+_SECOND_MEMORY = ("movdir64b", "enqcmd", "enqcmds")
+"""Instructions that also write to memory at the address in their register operand."""
+
 
 @lru_cache(1 << 14)
 def memory_access(raw: bytes, address: int) -> MemoryAccess | StringAccess | OtherMemory | None:
@@ -137,10 +140,11 @@ def _access_of(instruction: Instruction) -> MemoryAccess | StringAccess | OtherM
     is_relative = instruction.is_ip_rel_memory_operand
     displacement = instruction.ip_rel_memory_address if is_relative else instruction.memory_displacement
     displacement -= displacement >> 63 << 64
-    if (size := numbers.sizes.get(code)) is None:
+    form = (code, instruction.is_broadcast)  # a broadcast reads one element
+    if (size := numbers.sizes.get(form)) is None:
         from iced_x86 import MemorySizeExt
 
-        size = numbers.sizes[code] = MemorySizeExt.size(instruction.memory_size)
+        size = numbers.sizes[form] = MemorySizeExt.size(instruction.memory_size)
     if not size or (not is_relative and not -_DISPLACEMENT_MAX <= displacement < _DISPLACEMENT_MAX):
         return OtherMemory.UNKNOWN
     base = "" if is_relative else numbers.names[instruction.memory_base]
@@ -169,11 +173,15 @@ def _obstacle(instruction: Instruction, kinds: Sequence[int]) -> OtherMemory | N
     numbers = _numbers()
     if instruction.segment_prefix in numbers.of_thread:
         return OtherMemory.THREAD
-    if instruction.memory_base == numbers.stack_pointer and not instruction.memory_index:
+    is_on_stack = instruction.memory_base == numbers.stack_pointer
+    # ``pop`` computes the address of its operand after it has changed rsp.
+    if is_on_stack and (not instruction.memory_index or instruction.mnemonic == numbers.pop):
         return OtherMemory.STACK
     if instruction.is_vsib:
         return OtherMemory.SCATTERED
     mnemonic = instruction.mnemonic
+    if mnemonic in numbers.second_memory:
+        return OtherMemory.UNKNOWN
     if instruction.op_mask or mnemonic in numbers.masking:
         return OtherMemory.MASKED
     if mnemonic in numbers.bit_strings and kinds[0] == numbers.memory and kinds[1] == numbers.register:
@@ -219,8 +227,10 @@ class _Numbers:
         self.bit_strings = frozenset(number for number, name in self.mnemonics.items() if name in _BIT_STRINGS)
         self.directions: dict[int, tuple[bool, bool]] = {}
         """The directions of the operand in memory by instruction code: (reads, writes)."""
-        self.sizes: dict[int, int] = {}
-        """The sizes of operands in memory in bytes."""
+        self.second_memory = frozenset(number for number, name in self.mnemonics.items() if name in _SECOND_MEMORY)
+        self.pop = int(Mnemonic.POP)
+        self.sizes: dict[tuple[int, bool], int] = {}
+        """The sizes of operands in memory in bytes, by instruction code, and whether one element is broadcast."""
 
 
 @cache

@@ -7,7 +7,7 @@ import struct
 import pytest
 from iced_x86 import Decoder, Formatter, FormatterSyntax
 
-from dprobes.engines.inline.access_guards import GUARD_SIZE, OPENING_SIZE, GuardPlace, guard_code, guard_of
+from dprobes.engines.inline.access_guards import GUARD_SIZE, OPENING_SIZE, guard_code, guard_of
 from dprobes.native.x86.x86_operations import FRAME_SIZE, X86Operations
 from dprobes.rpn.rpn_program import AccessCheck
 
@@ -23,17 +23,15 @@ def lines_of(code: bytes, address: int) -> list[str]:
     return [text.split()[0] if text.startswith("j") else text for text in texts]
 
 
-def made(raw: str, check: AccessCheck) -> tuple[list[str], list[str], int | None]:
+def made(raw: str, check: AccessCheck) -> tuple[list[str], list[str], int]:
     """Return the instructions before the jump of a miss, those of a hit, and the constant between them."""
     guard = guard_of(check, bytes.fromhex(raw))
     assert guard is not None
-    found = guard_code(guard.placed(GuardPlace(BIAS, 0x6000_0000)), HERE)
+    found = guard_code(guard.placed(BIAS), HERE)
     assert len(found.code) <= GUARD_SIZE
     assert found.touch == OPENING_SIZE
-    constant, after = None, found.jump + 4
-    if check.variables is None:
-        (constant,) = struct.unpack_from("<Q", found.code, after)
-        after += 8
+    after = found.jump + 12
+    (constant,) = struct.unpack_from("<Q", found.code, found.jump + 4)
     return lines_of(found.code[: found.jump + 4], HERE), lines_of(found.code[after:], HERE + after), constant
 
 
@@ -63,25 +61,6 @@ def test_the_guard_of_a_range(raw: str, operand: list[str], size: int) -> None:
 def _hexadecimal(number: int) -> str:
     text = f"{number:X}h" if number > 9 else str(number)
     return f"0{text}" if text[0] in "ABCDEF" else text
-
-
-def test_the_guard_of_a_range_in_variables() -> None:
-    before, hit, _ = made("488b0f", AccessCheck(SITE, variables=(2, 3)))
-    assert before[len(OPEN) :] == [
-        "lea rax,[rdi]",
-        "mov [rsp+78h],rax",
-        "mov rax,[60000010h]",
-        "neg rax",
-        "add rax,[rsp+78h]",
-        "lea rax,[rax+7]",
-        "mov [rsp+78h],rax",
-        "mov rax,[60000018h]",
-        "lea rax,[rax+7]",
-        "cmp [rsp+78h],rax",
-        "jb",
-        *MISS,
-    ]
-    assert hit == ["mov rax,[rsp+78h]", "lea rax,[rax-7]", "mov [rsp+78h],rax", *RESTORE]
 
 
 def test_an_absolute_range_does_not_move_with_the_module() -> None:

@@ -41,6 +41,10 @@ HERE = 0x1000
         ("d7", OtherMemory.UNKNOWN),  # xlatb
         ("c4e26992040f", OtherMemory.SCATTERED),  # vgatherdps xmm0, [rdi+xmm1], xmm2
         ("660ff7c1", OtherMemory.MASKED),  # maskmovdqu xmm0, xmm1
+        ("62f17c485800", MemoryAccess("rax", "", 1, 0, False, 64, True, False)),  # vaddps zmm0, zmm0, [rax]
+        ("62f17c585800", MemoryAccess("rax", "", 1, 0, False, 4, True, False)),  # vaddps zmm0, zmm0, [rax]{1to16}
+        ("8f04c4", OtherMemory.STACK),  # pop [rsp+rax*8], whose address contains the new rsp
+        ("660f38f80f", OtherMemory.UNKNOWN),  # movdir64b rcx, [rdi], which writes to [rcx]
     ],
 )
 def test_the_access(raw: str, access: object) -> None:

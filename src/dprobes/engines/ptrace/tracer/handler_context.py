@@ -385,8 +385,6 @@ class ThreadContext:
         assert isinstance(access, MemoryAccess), "only such instructions have a check"
         bias = registers[_RIP] - check.instruction
         first, length = check.first + (0 if check.absolute else bias), check.length
-        if check.variables is not None:
-            first, length = (probe.program.global_variables[number] for number in check.variables)
         distance = access.address(lambda name: int(registers[_NAMED[name]]), bias) - first
         if not -access.size < distance < length:
             return False
