@@ -253,6 +253,8 @@ def unmap_left_memory(pid: int, patches: Patches, until: float | None = None, be
     Unmap the memory of handlers in a process; return False if it stays mapped.
 
     It stays if threads did not leave it or could not be stopped, or if no system call can be injected into the process.
+    It stays in 32-bit processes, because the search for addresses on stacks knows only 64-bit signal frames.
+
     Files of ``begun`` are unmapped at any address. Attempts are repeated until the monotonic time ``until``, by default
     for ``UNMAPPING_PATIENCE`` seconds; there is at least one.
     """
@@ -336,7 +338,10 @@ def _unmap(pid: int, patches: Patches, begun: FilesShared | None) -> bool | None
     present = _present(pid, patches, begun)
     if present is None:
         return True
-    space = AddressSpace.of_thread(pid, word_size_of(pid))
+    word_size = word_size_of(pid)
+    if word_size == 4:
+        return None  # a thread may return into it: ``names_address`` finds no address of four bytes
+    space = AddressSpace.of_thread(pid, word_size)
     space.patches = present
     with contextlib.closing(space), _stopped_again(pid, space, signal.SIGTRAP) as (threads, held):
         return _unmap_if_left(space, threads, held)

@@ -22,13 +22,17 @@ from dprobes.engines.ptrace.restorer_messages import FilesShared
 from dprobes.engines.ptrace.site_patches import NativeMemory, Patches
 from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace
 from dprobes.engines.ptrace.tracer.call_injection import MUNMAP
-from dprobes.engines.ptrace.tracer.native.thread_places import unmap_program
+from dprobes.engines.ptrace.tracer.native.thread_places import names_address, unmap_program
+from dprobes.platform.linux.ptrace_calls import Register
+from dprobes.platform.x86.register_images import frame_32
 from dprobes.target.process_maps import parse_maps, read_maps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 SIZE = 2 * mmap.PAGESIZE
+START_32 = 0x0803_8000
+"""Address of a page for code in a 32-bit process."""
 MAP_FIXED = 0x10
 WIPE_ON_FORK = 18
 
@@ -47,14 +51,14 @@ def child() -> int:
     return pid
 
 
-def mapper() -> Callable[..., int]:
+def mapper(protection: int = mmap.PROT_READ) -> Callable[..., int]:
     """Return a function that maps memory here."""
     libc = ctypes.CDLL(None)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
 
     def map_memory(size: int, flags: int, file: int) -> int:
-        found: int = libc.mmap(None, size, mmap.PROT_READ, flags, file, 0)
+        found: int = libc.mmap(None, size, protection, flags, file, 0)
         return found
 
     return map_memory
@@ -80,6 +84,29 @@ def test_memory_that_is_shared_with_a_process_goes() -> None:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         os.close(descriptor)
+
+
+def test_memory_of_a_32_bit_process_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The address of four bytes in the frame of a signal is not found, so a thread may return into the memory."""
+    registers = [0x23] * len(Register)
+    registers[Register.RIP], registers[Register.RSP] = START_32, 0xFFFF_0000
+    frame = frame_32(registers, 0, bytes(576), bytes(512), 0)
+    assert START_32.to_bytes(4, "little") in frame.data
+    assert not names_address(frame.data, START_32, START_32 + mmap.PAGESIZE)
+    page = mapper(mmap.PROT_READ | mmap.PROT_EXEC)(mmap.PAGESIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
+    code = {0: [(page, page + mmap.PAGESIZE)]}
+    pid = child()
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(outside_removal, "word_size_of", lambda _: 4)
+            patch.setattr(outside_removal, "_unmap_if_left", lambda *_: True)
+            assert not unmap_left_memory(pid, Patches(code=code))
+            assert mapped(pid, page)
+        assert unmap_left_memory(pid, Patches(code=code))
+        assert not mapped(pid, page)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
 
 
 def test_memory_of_a_process_that_allows_no_injection_stays(monkeypatch: pytest.MonkeyPatch) -> None:
