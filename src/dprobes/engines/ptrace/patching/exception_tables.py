@@ -8,10 +8,12 @@ have a stopped thread call it. The first thread that calls the patch does, in co
     entry      compare the state with 1; if it is equal, jump to the patch
     slow       save the registers that may carry arguments
                exchange the state 0 with the thread pointer; if it was 0: call __register_frame, and set the state to 1
-               else wait until the state is 1, unless this thread registers, or it has waited for too long
+               else wait until the state is 1, unless this thread registers; after too long a time, exchange the state
+               of the other thread with the thread pointer, and register
                restore the registers, and jump to the patch
 
-A signal handler may call the patch while its thread registers, and a process may fork then: neither waits forever.
+A signal handler may call the patch while its thread registers: it does not wait. A process may fork while another
+thread registers: the child has no such thread, so the first call in it registers. Two registrations do no harm.
 The tables are linked from Linux Standard Base Core, "Exception Frames": ``u32 length, entry``; the length 0 is the end.
 """
 
@@ -69,7 +71,7 @@ def registration_code(address: int, tables: int, register: int, state: int, targ
     ``register`` is the address of ``__register_frame``, ``state`` that of a word of writable memory, which is 0.
     """
     asm = X86Assembler(address)
-    slow, waiting, done = asm.label(), asm.label(), asm.label()
+    slow, registering, taking, waiting, done = (asm.label() for _ in range(5))
     # cmp qword [rip + state], 1
     asm.raw(b"\x48\x83\x3d" + (state - address - 8).to_bytes(4, "little", signed=True) + bytes((_REGISTERED,)))
     asm.jump_if(Condition.NE, slow)
@@ -87,6 +89,7 @@ def registration_code(address: int, tables: int, register: int, state: int, targ
     asm.mov_number(Gpr.R12, _ROUNDS)
     asm.jump_if(Condition.NE, waiting)
 
+    asm.place(registering)
     asm.calculate(Operation.SUB, Gpr.RSP, _AREA)
     asm.calculate(Operation.AND, Gpr.RSP, -64)
     for offset in range(_HEADER, _HEADER + _HEADER_SIZE, 8):
@@ -111,12 +114,19 @@ def registration_code(address: int, tables: int, register: int, state: int, targ
     asm.compare(Gpr.RAX, Gpr.RCX)
     asm.jump_if(Condition.E, done)
     asm.calculate(Operation.SUB, Gpr.R12, 1)
-    asm.jump_if(Condition.E, done)
+    asm.jump_if(Condition.E, taking)
     asm.raw(_PAUSE)
     asm.mov_number(Gpr.RAX, _SCHED_YIELD)
     asm.syscall()
     asm.mov_number(Gpr.RDX, state)
     asm.load(Gpr.RAX, Memory(Gpr.RDX))
+    asm.jump(waiting)
+
+    asm.place(taking)  # rax is the state, the pointer of a thread that may be gone, rcx that of this thread
+    asm.mov_number(Gpr.RDX, state)
+    asm.compare_exchange(Memory(Gpr.RDX), Gpr.RCX)
+    asm.jump_if(Condition.E, registering)
+    asm.mov_number(Gpr.R12, _ROUNDS)
     asm.jump(waiting)
 
     asm.place(done)

@@ -41,6 +41,7 @@ _BUILD_ID_MAX = 256
 _NONE, _64, _RELATIVE, _IRELATIVE = 0, 1, 8, 37
 _THREAD_LOCAL = frozenset((16, 17, 18, 36))  # DTPMOD64, DTPOFF64, TPOFF64, TLSDESC
 _STT_TLS, _STB_WEAK = 6, 2
+_SHN_ABS = 0xFFF1  # of symbols whose value is no address in the file
 _PF_X, _PF_W = 1, 2
 
 _DT_INIT, _DT_FINI, _DT_TEXTREL, _DT_FLAGS, _DT_RELR = 12, 13, 22, 30, 36
@@ -168,7 +169,10 @@ class PatchObject:
                 continue
             value = bias
             if symbol is not None:
-                value = bias + symbol.value if symbol.section else address_of(symbol.name)
+                if not symbol.section:
+                    value = address_of(symbol.name)
+                else:
+                    value = symbol.value + (0 if symbol.section == _SHN_ABS else bias)
             if kind in (_64, _RELATIVE):
                 value += addend
             word = (value & (1 << 64) - 1).to_bytes(8, "little")
@@ -204,6 +208,11 @@ def _refuse_dynamic(elf: ElfFile) -> None:
 
 def _refuse_segments(elf: ElfFile) -> None:
     segments = sorted(segment for segment in elf.load_segments if segment.memsz)
+    if not segments:
+        _refuse(elf, "has no memory: all its segments are empty")
+    for segment in elf.load_segments:
+        if segment.filesz > segment.memsz:
+            elf.malformed(f"a segment has {segment.filesz} bytes in the file and only {segment.memsz} in memory")
     if any(segment.flags & _PF_W and segment.flags & _PF_X for segment in segments):
         _refuse(elf, "has memory that is both writable and executable")
     pages = [_pages_of(segment) for segment in segments]

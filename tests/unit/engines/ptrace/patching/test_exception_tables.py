@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+import platform
+
+import pytest
 from iced_x86 import Decoder, FlowControl, Instruction, Mnemonic, Register
 
 from dprobes.engines.ptrace.patching.exception_tables import registration_code
@@ -55,3 +60,26 @@ def test_the_tables_are_the_argument_of_the_only_call() -> None:
     (call,) = [number for number, each in enumerate(code) if each.flow_control == FlowControl.INDIRECT_CALL]
     before = {each.op0_register: each.immediate(1) for each in code[call - 2 : call]}
     assert before == {Register.RDI: TABLES, Register.RAX: REGISTER}
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the code is for x86-64")
+@pytest.mark.parametrize("state", [0, 0x7F1122334400], ids=["nobody", "a thread that is gone"])
+def test_the_tables_are_registered_once_also_after_a_fork_during_the_registration(state: int) -> None:
+    """In the child of a fork, the state may be the pointer of a thread that only the parent has."""
+    registered: list[int] = []
+    register = ctypes.CFUNCTYPE(None, ctypes.c_uint64)(registered.append)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    memory = mmap.mmap(-1, 2 * mmap.PAGESIZE, flags, mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+    base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    word, target = base + mmap.PAGESIZE, base + 2048
+    function = ctypes.cast(register, ctypes.c_void_p).value
+    assert function is not None
+    code = registration_code(base, TABLES, function, word, target)
+    memory[: len(code)] = code
+    memory[2048:2052] = b"\x48\x8d\x47\x01"  # lea rax, [rdi + 1]
+    memory[2052] = 0xC3
+    memory[mmap.PAGESIZE : mmap.PAGESIZE + 8] = state.to_bytes(8, "little")
+    patched = ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_uint64)(base)
+    assert [patched(number) for number in range(3)] == [1, 2, 3]
+    assert registered == [TABLES]
+    assert int.from_bytes(memory[mmap.PAGESIZE : mmap.PAGESIZE + 8], "little") == 1
