@@ -106,3 +106,57 @@ def test_registers_of_single_functions_are_known(compiled: Path) -> None:
     counts, others = (use.changed_by(use._module.address_of(name)) for name in ("counts", "calls_others"))
     assert Register.R11 not in counts
     assert {Register.R11, Register.ZMM0 + 9} <= others
+
+
+ODD_CALLERS = r"""
+	.text
+	.globl leaf, split, broken, _start
+	.type leaf, @function
+leaf:	mov $1, %eax
+	ret
+	.size leaf, . - leaf
+
+	.type split, @function
+split:	mov $5, %ecx
+	test %edi, %edi
+	je split.cold
+kept:	mov %rcx, %rax
+	ret
+	.size split, . - split
+	.type split.cold, @function
+split.cold:
+	CALL_SPLIT
+	jmp kept
+	.size split.cold, . - split.cold
+
+	.type broken, @function
+broken:	mov $5, %ecx
+	CALL_BROKEN
+	mov %rcx, %rax
+	jmp 1f
+	.byte 0x06
+1:	ret
+	.size broken, . - broken
+
+	CALL_UNNAMED
+	ret
+	.type _start, @function
+_start:	hlt
+	.size _start, . - _start
+"""
+
+
+@pytest.mark.parametrize(
+    ("caller", "place", "is_certain"),
+    [("SPLIT", "split.cold+0x0", True), ("BROKEN", "broken+0x5", True), ("UNNAMED", "0x", False)],
+)
+def test_callers_of_unusual_forms_are_not_skipped(caller: str, place: str, is_certain: bool, compiled: Path) -> None:
+    """A cold part that jumps back, a function with data between its instructions, and code without a symbol."""
+    calls = [f"-DCALL_{each}={'call leaf' if each == caller else 'nop'}" for each in ("SPLIT", "BROKEN", "UNNAMED")]
+    (compiled / "odd.S").write_text(ODD_CALLERS)
+    subprocess.run(["gcc", "-nostdlib", "-static", *calls, "odd.S", "-o", "odd"], cwd=compiled, check=True)
+    program, replacement = Module.load(compiled / "odd"), Module.load(compiled / "object.so")
+    found = expectation_of(program, program.address_of("leaf"), replacement, "calls_others")
+    assert found is not None
+    assert found.place.startswith(place)
+    assert (found.register, found.is_certain) == ("rcx", is_certain)

@@ -11,8 +11,8 @@ values in the others during a call. A patch that changes more registers destroys
         a register of D that is read after it, before it is written  ─► the caller expects it
         D without what the caller itself changes                     ─► the same for the callers of the caller
 
-A call of unknown code changes all registers. Arguments of a later call, and the value that the caller returns, are
-read only possibly: the number of arguments is not known here.
+A call of unknown code changes all registers. A caller whose code is unknown may expect anything. Arguments of a later
+call, and the value that the caller returns, are read only possibly: the number of arguments is not known here.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ _WHOLE = 4
 _NEAR = re.compile(rb"[\xe8\xe9]|\x0f[\x80-\x8f]")
 """First bytes of calls and jumps with a distance of 32 bits."""
 _CALLS = (FlowControl.CALL, FlowControl.INDIRECT_CALL)
+_COLD = ".cold"
 _LEAVING = (FlowControl.RETURN, FlowControl.INTERRUPT, FlowControl.EXCEPTION)
 
 
@@ -64,7 +65,8 @@ class Expectation(NamedTuple):
     """
     A caller that keeps a value in a ``register`` during its call at ``place``.
 
-    It is not ``is_certain`` if the register may be an argument of a later call, or the caller's result.
+    It is not ``is_certain`` if the register may be an argument of a later call, or the caller's result, or if the code
+    of the caller is unknown.
     """
 
     place: str
@@ -131,9 +133,12 @@ class RegisterUse:
             seen[callee] = seen.get(callee, frozenset()) | kept
             examined += 1
             for site in self._callers().get(callee, ()):
-                caller = self._start_of(site)
-                body = self._body(caller) if caller is not None else {}
-                if caller is None or site not in body:
+                found_caller = self._caller_at(site)
+                if found_caller is None:
+                    possible = possible or Expectation(self._place(site), _name(min(kept)), is_certain=False)
+                    continue
+                caller, body = found_caller
+                if site not in body:  # it is no instruction
                     continue
                 if body[site].flow_control == FlowControl.CALL:
                     found = self._read_after(body, site, kept)
@@ -197,6 +202,28 @@ class RegisterUse:
             body = {}
         self._bodies[address] = body
         return body
+
+    def _caller_at(self, site: int) -> tuple[int, Mapping[int, Instruction]] | None:
+        """
+        Return the start and the instructions of the function with a call at ``site``; None if they are unknown.
+
+        The start of a cold part is that of its function. Of a function whose whole code cannot be determined, the range
+        of its symbol is taken.
+        """
+        covering = self._module.symbols.covering(site)
+        if covering is not None and _COLD in covering.name:
+            for whole in self._module.symbols.lookup(covering.name.partition(_COLD)[0]):
+                if site in (body := self._body(whole.address)):
+                    return whole.address, body
+        if covering is not None and covering.size:
+            start, end = covering.address, covering.address + covering.size
+        elif (extent := self._module.elf.frames.extent(self._module.elf, site)) is not None:
+            start, end = extent
+        else:
+            return None
+        if body := self._body(start):
+            return start, body
+        return start, {each.ip: each.copy() for each, _, _ in instructions_between(self._module, start, end)}
 
     def _start_of(self, address: int) -> int | None:
         covering = self._module.symbols.covering(address)
