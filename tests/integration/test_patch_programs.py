@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -198,6 +199,16 @@ def test_a_command_is_not_patched(program: Path, replacing: Path, tmp_path: Path
         "hint: give the id of the process with -p\n"
     )
     assert not marker.exists()
+
+
+@pytest.mark.parametrize("option", ["--filter=arg0 == 1", "--count=pid", "--stacks=folded", "--top"])
+def test_options_about_hits_are_refused(program: Path, replacing: Path, tmp_path: Path, option: str) -> None:
+    source = tmp_path / "fix.rpn"
+    source.write_text(rpn_of(program, f"work {replacing}:work"))
+    command = [*DPROBES, "run", str(source), "--allow-write", "-p", str(os.getpid()), "--allow-self", option]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, env=environment(), check=False)
+    assert done.returncode == 2
+    assert f"Error: {option.partition('=')[0]} is for hits, and a patch has none\n" in done.stderr
 
 
 def test_patches_and_probes_are_separate_programs(

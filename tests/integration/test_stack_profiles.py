@@ -135,7 +135,7 @@ def test_what_has_no_stack_is_said(run_with: Runner) -> None:
             ["--stacks", "profile.svg"],
             "--stacks: 'profile.svg' is neither 'folded' nor a file that ends in .html, .folded, .pb.gz or .pftrace",
         ),
-        (["--weight", "word0"], "--weight is about --stacks"),
+        (["--weight", "word0"], "--weight needs --stacks"),
         (["--stacks", "folded", "--baseline", "stacks.rpn"], "--baseline needs a flame graph: --stacks FILE.html"),
         (["--stacks", "folded", "--weight", "size"], "records have no field 'size'"),
     ],
@@ -214,7 +214,7 @@ def test_the_stacks_in_a_table_are_those_of_records(run_with: Runner, tmp_path: 
             TABLES,
             ["folded", "--weight", "@most"],
             "no table '@most' has call stacks as keys, and counts or sums",
-            "the tables with both: @ and @twice",
+            "tables for --weight: @, @twice",
         ),
         (
             TABLES,

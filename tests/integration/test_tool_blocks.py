@@ -271,7 +271,7 @@ def test_loops_count_the_processes_of_others_that_cannot_be_read(tmp_path: Path)
     )  # fmt: skip
     assert "never" not in done.stdout
     for kind in ("files", "maps"):
-        said = f"loops over '{kind}' lack those of 1 process, which only its user and root can read"
+        said = f"the loops over '{kind}' left out 1 process of other users"
         assert said in done.stderr, done.stderr
 
 

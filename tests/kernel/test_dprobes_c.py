@@ -125,7 +125,7 @@ def test_functions_of_one_name_are_told_apart_and_probed_together(guest: Guest) 
     assert len(places) == int(found[1]) > 1
     assert (
         "hint: write the intended one as '\"type_show,1\"', or all as a pattern, '\"*:type_show\"'; "
-        "which source file each is of is in no file here: debug information of the kernel has it\n" in done.stderr
+        "debug information of the kernel would show their source files\n" in done.stderr
     )
     shown = "/sys/bus/event_source/devices/software/type"  # by type_show of kernel/events/core.c
     done = guest.dprobes("run", "-e", 'kernel:"*:type_show" { @[func] = count(); }', "--", "cat", shown)

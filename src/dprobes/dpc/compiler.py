@@ -488,7 +488,7 @@ def compile_source(
         outline = [parse(compilation.preprocessed(), Diagnostics()) for compilation in error.outline]
         raise SourceError(error.diagnostics, [each for each in outline if each is not None]) from None
     if not found:
-        diagnostics.error(text.span(0, 0), "there is neither a probe nor a block of the tool")
+        diagnostics.error(text.span(0, 0), "the program has no probe and no 'begin', 'every' or 'end' block")
     programs = [parse(each.preprocessed(), diagnostics, has_blocks=tool is not None) for each in found]
     diagnostics.raise_if_errors()
     return CompiledSource(

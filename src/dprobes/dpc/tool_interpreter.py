@@ -272,7 +272,9 @@ class _Frame:
         for item in self._host.items(loop.kind, process):
             self._visited[0] += 1
             if self._visited[0] > ITEMS_MAX:
-                raise ToolError(ExceptionCode.JMP_MAX, f"more than {ITEMS_MAX} items of loops")
+                raise ToolError(
+                    ExceptionCode.JMP_MAX, f"the loops of the block have visited more than {ITEMS_MAX} items"
+                )
             self._slots[loop.slot : loop.slot + len(item.numbers)] = item.numbers
             self._strings_of_items[loop.number] = item.strings
             try:

@@ -217,7 +217,7 @@ class _HeaderChecks:
         if isinstance(location, Sampler):
             self._check_counter(location)
         if definition.at_return and not isinstance(location, (Offset, Glob)):
-            self._wrong("return", "'return = yes' needs the 'offset =' of a function")
+            self._wrong("return", "'return = yes' needs 'offset =' with a function")
         if program.name == "*" and not isinstance(location, Sampler):
             self._wrong("offset", _NAME_OF_SAMPLERS)
 
@@ -299,8 +299,7 @@ class _HeaderChecks:
             ):
                 self._diagnostics.error(
                     instruction.operand_place,
-                    f"'{ACCESSED}' is known only where the memory that an instruction accesses is checked",
-                    hint="'dprobes storage' makes such probes",
+                    f"a program cannot read '{ACCESSED}'; only those that 'dprobes storage' makes can",
                 )
 
     def check_selection(self) -> None:
@@ -362,7 +361,7 @@ class _HeaderChecks:
         elif architecture.name != "x86_64":
             self._wrong("patch", f"'patch =' replaces functions of x86_64 programs, not of {architecture.name} ones")
         if not isinstance(definition.location, Offset) or not _is_function(definition.location):
-            self._wrong("patch", "'patch =' needs the 'offset =' of a function, without a distance")
+            self._wrong("patch", "'patch =' needs 'offset =' with a function, without a distance")
         for keyword, value in (
             ("return", definition.at_return), ("passcount", definition.passcount), ("maxhits", definition.maxhits),
             ("heap", definition.heap is not None), ("opcode", definition.opcode is not None),

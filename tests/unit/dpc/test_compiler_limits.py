@@ -52,5 +52,5 @@ def test_a_number_of_any_length_is_too_large() -> None:
 
 @pytest.mark.parametrize("text", ["", "\n", "// nothing"])
 def test_nothing_is_no_program(text: str) -> None:
-    with pytest.raises(SourceError, match="there is neither a probe nor a block of the tool"):
+    with pytest.raises(SourceError, match="the program has no probe and no 'begin', 'every' or 'end' block"):
         compile_source(SourceFile("a.dpc", text), Diagnostics(), CompileOptions())

@@ -366,9 +366,9 @@ def test_strings_of_items_are_keys_and_values_of_tables() -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("for (t : threads) { }", "there are no items 'threads' to loop over"),
-        ("for (t : tasks(1)) { }", "there are no items 'tasks(1)' to loop over"),
-        ("for (t : files) { }", "there are no items 'files' to loop over"),
+        ("for (t : threads) { }", "'threads' cannot be looped over"),
+        ("for (t : tasks(1)) { }", "'tasks(1)' cannot be looped over"),
+        ("for (t : files) { }", "'files' cannot be looped over"),
         ("for (t : tasks) @x = t.name;", "an item of 'tasks' has no field 'name'"),
         ("for (t : tasks) @x = t->pid;", "an item of 'tasks' has no field '->pid'"),
         ("for (t : tasks) @x = t;", "'t' is an item of a loop"),
@@ -387,5 +387,5 @@ def test_a_hit_has_no_items() -> None:
     with pytest.raises(SourceError) as caught:
         compiled("f { for (t : tasks) { } }")
     found = caught.value.diagnostics[0]
-    assert found.message == "a loop over items of the system is for blocks of the tool"
-    assert found.hint == "write it in 'every 1s { … }', 'begin' or 'end', which the tool executes"
+    assert found.message == "only the blocks 'begin', 'every' and 'end' can loop over 'tasks'"
+    assert found.hint == "write the loop in 'every 1s { … }'"

@@ -58,7 +58,7 @@ def stacks_of(target: str | None, weight: str | None, baseline: Path | None) -> 
     """
     if target is None:
         if weight is not None or baseline is not None:
-            raise click.UsageError(f"--{'baseline' if weight is None else 'weight'} is about --stacks")
+            raise click.UsageError(f"--{'baseline' if weight is None else 'weight'} needs --stacks")
         return None
     if baseline is not None and not target.lower().endswith((".html", ".htm")):
         raise click.UsageError("--baseline needs a flame graph: --stacks FILE.html")
@@ -82,11 +82,11 @@ def profiled_table(tables: Iterable[Table], options: StacksOptions, *, logs_stac
     from dprobes.sinks.stacks.stack_profile import has_weighed_stacks
 
     by_name = {shown_name(table): table for table in tables if has_weighed_stacks(table)}
-    names = " and ".join(by_name)
+    names = ", ".join(by_name)
     chosen = None
     if options.weight is not None and options.names_table:
         if options.weight not in by_name:
-            hint = f"the tables with both: {names}" if names else None
+            hint = f"tables for --weight: {names}" if names else None
             raise FormatError(f"no table '{options.weight}' has call stacks as keys, and counts or sums", hint=hint)
         chosen = by_name[options.weight]
     elif options.weight is None and not logs_stacks:

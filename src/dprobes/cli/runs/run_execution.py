@@ -19,11 +19,12 @@ from dprobes.diagnostics import Severity
 from dprobes.engines.ebpf.ebpf_options import RING_SIZE
 from dprobes.engines.engine_interface import EngineOptions, Stop
 from dprobes.engines.engine_registry import engine_row
+from dprobes.errors import EngineError
 from dprobes.formatters.table_addresses import has_addresses, names_for
 from dprobes.record.log_record import Item
 from dprobes.resolve.probepoints import Space, space_of
 from dprobes.rpn.keyed_tables import FAULTS
-from dprobes.rpn.program_needs import logs_stacks
+from dprobes.rpn.program_needs import logs_stacks, patched_definitions
 from dprobes.rpn.rpn_program import joined_program
 from dprobes.runs import run_steps
 from dprobes.runs.run_steps import ProgramInput, Request, record_source
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from dprobes.cli.runs.run_follower import Run
     from dprobes.cli.runs.tool_blocks import ToolBlocks
     from dprobes.engines.attachment_group import AttachmentGroup
-    from dprobes.engines.engine_interface import Attachment, Finished
+    from dprobes.engines.engine_interface import Attachment, Finished, Scope
     from dprobes.record.record_origin import RecordSource
     from dprobes.rpn.keyed_tables import Table
     from dprobes.rpn.rpn_program import Program
@@ -199,6 +200,8 @@ class _LineFace(run_steps.Face[int]):
         if space_of(loaded.program) is not Space.KERNEL:  # kernel addresses are the same for all processes
             note_addresses(loaded.templates, items)
         program = joined_program(loaded.programs)
+        if patched_definitions(program):
+            self._check_patches(scope)
         self._views.use_tables(self._shown_tables, logs_stacks=logs_stacks(program))
         source, items = self._described(program, items)
         self._views.check(source)
@@ -215,6 +218,20 @@ class _LineFace(run_steps.Face[int]):
             given.filters,
             is_group=loaded.is_joined,
         )
+
+    def _check_patches(self, scope: Scope) -> None:
+        """Raise ``DprobesError`` for a scope or options that a program with patches cannot have."""
+        given = self._given
+        if scope.pid is None:
+            message = "a patch needs a running process, whose libraries are loaded"
+            raise EngineError(message, hint="give the id of the process with -p")
+        of_hits = {
+            "--filter": given.filters, "--count": given.counted, "--hist": given.measured, "--sum": given.summed,
+            "--stacks": given.stacks, "--top": given.top,
+        }  # fmt: skip
+        for option, value in of_hits.items():
+            if value:
+                raise usage_error(f"{option} is for hits, and a patch has none")
 
     def _read(self, vantage: Vantage) -> CompiledProgram:
         given = self._given

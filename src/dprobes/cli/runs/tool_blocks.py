@@ -106,8 +106,8 @@ class ToolBlocks:
         self._execute_all(BlockKind.END)
         for kind in ItemKind:
             if count := sum(each is kind for each, _ in self._unread):
-                what = f"loops over '{kind.value}' lack those of {count} process{'es' if count > 1 else ''}"
-                console.warning(f"{what}, which only its user and root can read")
+                what = f"the loops over '{kind.value}' left out {count} process{'es' if count > 1 else ''}"
+                console.warning(f"{what} of other users", "run dprobes as root")
 
     def _execute_all(self, kind: BlockKind) -> None:
         for block in self._tool.blocks:
@@ -219,7 +219,7 @@ class ToolBlocks:
         try:
             match kind:
                 case ItemKind.TASKS:
-                    yield from _tasks()
+                    yield from _tasks(self._unread)
                 case ItemKind.FILES:
                     assert process is not None
                     yield from _files(process)
@@ -262,10 +262,19 @@ class ToolBlocks:
 # The items of loops, from /proc. A process or task that ends in the meantime has none from then on.
 
 
-def _tasks() -> Iterator[ProcessItem]:
-    """Iterate over the threads of all processes, in the order of the processes' numbers."""
+def _tasks(unread: set[tuple[ItemKind, int]]) -> Iterator[ProcessItem]:
+    """
+    Iterate over the threads of all processes, in the order of the processes' numbers.
+
+    Processes that the mount option ``hidepid=1`` of /proc hides are added to ``unread``.
+    """
     for pid in _numbers("/proc"):
-        for tid in _numbers(f"/proc/{pid}/task"):
+        try:
+            tids = _numbers(f"/proc/{pid}/task")
+        except PermissionError:
+            unread.add((ItemKind.TASKS, pid))
+            continue
+        for tid in tids:
             with contextlib.suppress(OSError, ValueError):
                 # PID (COMM) STATE PPID …: the name may contain blanks and parentheses.
                 line = Path(f"/proc/{pid}/task/{tid}/stat").read_bytes()

@@ -275,7 +275,8 @@ def insert_command(
     """
     Insert the probe program FILE into all processes, or into those that -p, -c, --cgroup or --uid selects.
 
-    FILE is a source in DProbes C or RPN, or a compiled program. The probe manager, which is started if necessary, keeps
+    FILE is a source in DProbes C or RPN, a compiled program, or the name of an instrumentation set (SET, SET:GROUP,
+    SET/VIEW). The probe manager, which is started if necessary, keeps
     the program inserted until 'dprobes remove'. Records go to the manager's trace file ('dprobes log' prints it) and to
     log targets.
     """

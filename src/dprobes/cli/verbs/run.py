@@ -130,8 +130,8 @@ def run_command(**values: Any) -> int:
     Run the probe program FILE on a command or a process and its child processes, or on all processes.
 
     FILE is the source of a program, - for a source on standard input, a compiled program (dprobes build), the name of
-    an instrumentation set, with groups as in SET:GROUP (dprobes sets), or the name of an example, which is run with its
-    template (dprobes examples). Records go to standard output; everything else,
+    an instrumentation set, with groups as in SET:GROUP or a view as in SET/VIEW (dprobes sets), or the name of an
+    example, which is run with its template (dprobes examples). Records go to standard output; everything else,
     with a summary at the end, goes to standard error. With --format json and csv only records go to standard output,
     and the output of the command goes to standard error. Ctrl-C removes the probepoints; processes that were running
     before continue.

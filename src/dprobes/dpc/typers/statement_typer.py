@@ -192,8 +192,8 @@ class StatementTyper:
     def _for_each(self, loop: syntax_tree.ForEach) -> typed_program.Statement:
         """Return a loop over items of the system."""
         if not self._is_tool:
-            hint = "write it in 'every 1s { … }', 'begin' or 'end', which the tool executes"
-            raise self._values.wrong(loop.span, "a loop over items of the system is for blocks of the tool", hint)
+            message = f"only the blocks 'begin', 'every' and 'end' can loop over '{loop.items.span.text}'"
+            raise self._values.wrong(loop.span, message, "write the loop in 'every 1s { … }'")
         match loop.items:
             case syntax_tree.Name(word) if word in _ITEMS and not _ITEMS[word].is_of_process:
                 kind, process = _ITEMS[word], None
@@ -203,8 +203,8 @@ class StatementTyper:
             case _:
                 raise self._values.wrong(
                     loop.items.span,
-                    f"there are no items '{loop.items.span.text}' to loop over",
-                    "there are tasks, files(pid) and maps(pid)",
+                    f"'{loop.items.span.text}' cannot be looped over",
+                    "loop over tasks, files(pid) or maps(pid)",
                 )
         outer = self._values.scope
         self._values.scope = Scope(outer)

@@ -288,7 +288,7 @@ class TableTyper:
         if table.kind != "last":
             return typed_program.Tally(table.name, keys, number, target.span)
         if any(key.partition("[")[0] == KeyKind.USER_STACK.value for key in table.keys):
-            message = f"'@{target.name}' is set and added to, and its keys are call stacks of the program"
+            message = f"'@{target.name}' has call stacks of the program as keys: it cannot be both set and added to"
             raise self._values.wrong(target.span, message, "only add to it, or only set it")
         return typed_program.Addition(table.name, keys, number, target.span)
 

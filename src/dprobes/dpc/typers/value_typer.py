@@ -328,7 +328,7 @@ class ValueTyper:
             raise self.wrong(name.span, f"'{name.name}' is not a variable of the kernel")
         value = self.value(number)
         if not isinstance(value.type, Integer | Enumeration):
-            raise self.wrong(number.span, f"the number of a CPU is a number, not '{value.type}'")
+            raise self.wrong(number.span, f"'per_cpu' takes the CPU as a number, not as '{value.type}'")
         first, cpu = self.kept_once(self.converted(value, self.types.word, number.span))
         word = self.types.word
 

@@ -72,9 +72,7 @@ class CallGraph:
 
     def __init__(self, module: Module, frames: CallFrames) -> None:
         if module.elf.machine != "x86_64":
-            raise TargetError(
-                f"the calls of functions are known for x86_64 only; '{module.path.name}' is for {module.elf.machine}"
-            )
+            raise TargetError(f"--callees needs code for x86_64; '{module.path.name}' is for {module.elf.machine}")
         self._module = module
         self._frames = frames
         self._symbols: dict[int, list[Symbol]] = {}

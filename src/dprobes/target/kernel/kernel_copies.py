@@ -173,7 +173,7 @@ def ambiguous_copies(kernel: SymbolsOfKernel, name: str, module: str, copies: li
     places = first_of([_place(kernel, copy, module) for copy in copies], _LISTED)
     hint = f"write the intended one as {_written(copies[0].name)}, or all as a pattern, {_written(f'*:{name}')}"
     if not any(copy.file for copy in copies):
-        hint += f"; which source file each is of is in no file here: debug information of {_shown(module)} has it"
+        hint += f"; debug information of {_shown(module)} would show their source files"
     return TargetError(
         f"'{name}' is the name of {len(copies)} places in {_shown(module)}, at offsets {places}", hint=hint
     )

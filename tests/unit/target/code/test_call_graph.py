@@ -84,4 +84,4 @@ def test_a_file_for_another_processor_is_refused(library: Path, monkeypatch: pyt
     monkeypatch.setattr(module.elf, "machine", "aarch64")
     with pytest.raises(TargetError) as caught:
         CallGraph(module, CallFrames(module.elf))
-    assert caught.value.message == "the calls of functions are known for x86_64 only; 'graph.so' is for aarch64"
+    assert caught.value.message == "--callees needs code for x86_64; 'graph.so' is for aarch64"
