@@ -28,6 +28,7 @@ from integration.served_programs import (
 from integration.set_runs import ENVIRONMENT, ROOT, SETS, Record, Run, keep_promises, read, run
 from integration.support import DPROBES, TIMEOUT, await_true
 from support.ebpf_backend import obstacle
+from support.trace_files import header
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -154,7 +155,16 @@ def test_the_check_of_a_set_names_the_alternatives_that_fit() -> None:
     ]
 
 
-CHECKED = "'dprobes check sqlite/queries' checks it"
+def test_a_set_whose_module_is_not_here_cannot_be_used(tmp_path: Path) -> None:
+    assert dprobes("sets", "check", "go", cwd=tmp_path) == (
+        1,
+        (
+            "name  alternative  fits  reason\n"
+            "GO    a.out        no    it is not on this machine\n"
+            "the set 'go' cannot be used here: GO is not on this machine; name its file: -D GO=FILE\n"
+        ),
+        "",
+    )
 
 
 @pytest.mark.parametrize(
@@ -162,10 +172,21 @@ CHECKED = "'dprobes check sqlite/queries' checks it"
     [
         (("sets", "sqlit"), "Error: there is no set 'sqlit'; did you mean 'sqlite'?"),
         (("sets", "check"), "Error: name the set to check: dprobes sets check NAME"),
-        (("sets", "sqlite", "block"), "Error: unexpected argument 'block': expected 'dprobes sets [[check] NAME]'"),
+        (
+            ("sets", "chek", "sqlite"),
+            "Error: unexpected argument 'chek': expected 'dprobes sets [[check] NAME[/VIEW]]'",
+        ),
+        (
+            ("sets", "check", "sqlite", "block"),
+            "Error: unexpected argument 'block': expected 'dprobes sets [[check] NAME[/VIEW]]'",
+        ),
         (
             ("sets", "check", "sqlite/queries"),
             "Error: 'sqlite/queries' is a view: 'dprobes check sqlite/queries' checks it",
+        ),
+        (
+            ("sets", "check", "sqlite/refused"),
+            "Error: 'sqlite/refused' is a query: 'dprobes sql FILE sqlite/refused' executes it",
         ),
     ],
 )
@@ -234,11 +255,36 @@ def test_a_file_with_the_name_of_a_view_is_a_conflict(tmp_path: Path) -> None:
     status, _, messages = dprobes("check", "sqlite/queries", cwd=tmp_path)
     assert status == 2
     assert messages.splitlines()[-1] == (
-        "Error: Invalid value for '[FILE]': 'sqlite/queries' is the file 'sqlite/queries' and an instrumentation set; "
-        "write './sqlite/queries', or 'sqlite/queries:' for the set"
+        "Error: Invalid value for '[FILE]': 'sqlite/queries' is a file and a view of an instrumentation set; "
+        "write './sqlite/queries' for the file, 'sqlite/queries:' for the view"
     )
     assert dprobes("check", "./sqlite/queries", cwd=tmp_path) == (0, "", "")
     assert dprobes("check", "sqlite/queries:", cwd=tmp_path) == (0, "", "")
+
+
+def test_a_file_with_the_name_of_a_query_is_a_conflict(tmp_path: Path) -> None:
+    (tmp_path / "sqlite").mkdir()
+    (tmp_path / "sqlite" / "refused").write_bytes(header())
+    (tmp_path / "records.dpt").write_bytes(header())
+    status, _, messages = dprobes("sql", "records.dpt", "sqlite/refused", cwd=tmp_path)
+    assert status == 2
+    assert messages.splitlines()[-1] == (
+        "Error: 'sqlite/refused' is a file and a view of an instrumentation set; "
+        "write 'sqlite/refused:' for the view, or a query after the file"
+    )
+    status, _, messages = dprobes("sql", "records.dpt", "./sqlite/refused", cwd=tmp_path)
+    assert status == 2
+    assert messages.splitlines()[-1] == (
+        "Error: the query comes last, but './sqlite/refused' is a file; --list prints its tables"
+    )
+    assert dprobes("sql", "records.dpt", "sqlite/refused:", cwd=tmp_path) == (
+        0,
+        "",
+        (
+            "dprobes: note: there is no record of 'sqlite.statement.refuse'\n"
+            "hint: its set was not recorded, or had no such event\n"
+        ),
+    )
 
 
 def test_a_view_in_sql_reads_a_trace_file(tmp_path: Path) -> None:

@@ -109,6 +109,7 @@ class _Program(click.Path):
         is_file = os.path.lexists(path) and not path.is_dir()
         if word == "-" or path.suffix in _SUFFIXES:
             return path if os.path.lexists(path) else _example(word) or path
+        from dprobes.sets import view_in
         from dprobes.sets.set_library import choose_set, is_view
 
         if "/" in word and is_file and not is_view(word):
@@ -117,6 +118,9 @@ class _Program(click.Path):
         chosen, example = choose_set(word), _example(word)
         if chosen is None:
             return path if os.path.lexists(path) else example or path
+        if is_file and view_in(chosen.path) is not None:
+            message = f"'{word}' is a file and a view of an instrumentation set"
+            self.fail(f"{message}; write './{path}' for the file, '{word}:' for the view", param, ctx)
         if is_file or example is not None:
             other = f"the file '{path}'" if is_file else f"the example '{example}'"
             sure = f"'./{path}'" if is_file else f"'{example}'"

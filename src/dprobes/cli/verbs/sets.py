@@ -43,7 +43,8 @@ def sets_command(words: tuple[str, ...]) -> int:
     set this machine has, and which engines can run it; the exit status is 1 if the set cannot be used here.
     """
     if len(words) > 2 or (len(words) == 2 and words[0] != _CHECK):
-        raise click.UsageError(f"unexpected argument '{words[-1]}': expected 'dprobes sets [[check] NAME]'")
+        wrong = words[0] if len(words) == 2 else words[2]
+        raise click.UsageError(f"unexpected argument '{wrong}': expected 'dprobes sets [[check] NAME[/VIEW]]'")
     if not words:
         return _list()
     if words == (_CHECK,):
@@ -53,9 +54,13 @@ def sets_command(words: tuple[str, ...]) -> int:
         hint = did_you_mean(words[-1], [each.name for each in listed_sets()])
         raise click.UsageError(f"there is no set '{words[-1]}'" + (f"; {hint}" if hint else ""))
     if (name := view_in(chosen.path)) is not None:
-        if len(words) == 2:
+        found = load_set(chosen.path.parent)
+        view = next(each for each in found.views if each.name == name)
+        if len(words) == 2 and view.file:
             raise click.UsageError(f"'{words[-1]}' is a view: 'dprobes check {words[-1]}' checks it")
-        return _show(load_set(chosen.path.parent), name)
+        if len(words) == 2:
+            raise click.UsageError(f"'{words[-1]}' is a query: 'dprobes sql FILE {words[-1]}' executes it")
+        return _show(found, view)
     return _fit(chosen.path) if len(words) == 2 else _describe(load_set(chosen.path))
 
 
@@ -100,9 +105,8 @@ def _describe(found: InstrumentationSet) -> int:
     return 0
 
 
-def _show(found: InstrumentationSet, name: str) -> int:
+def _show(found: InstrumentationSet, view: SetView) -> int:
     """Print a view: its question, the command that runs it, and its program or query."""
-    view = next(each for each in found.views if each.name == name)
     print_line(f"{view.question}    {_command_of(found, view)}")
     print_line()
     text = view.sql
@@ -119,7 +123,7 @@ def _command_of(found: InstrumentationSet, view: SetView) -> str:
 
 
 def _fit(path: Path) -> int:
-    """Print which modules and places of a set this machine has; return 1 if its program has errors here."""
+    """Print which modules and places of a set this machine has; return 1 if the set cannot be used here."""
     from dprobes.sets.set_program import fits_of_modules, fits_of_places
 
     found, options = load_set(path), CompileOptions()
@@ -134,6 +138,10 @@ def _fit(path: Path) -> int:
                 used.add(each.macro)
             rows.append((each.macro, each.place, use, each.problem or ""))
         print_table(("name", "alternative", "fits", "reason"), rows)
+        if missing := [macro for macro in found.modules if macro not in used]:
+            reason = f"{missing[0]} is not on this machine; name its file: -D {missing[0]}=FILE"
+            print_line(f"the set '{found.name}' cannot be used here: {reason}")
+            return 1
     diagnostics = Diagnostics()
     try:
         with Progress("checking the program"):

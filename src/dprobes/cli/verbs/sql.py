@@ -56,11 +56,11 @@ def sql_command(words: tuple[str, ...], lists: bool, as_csv: bool, as_json: bool
     names, query = (words, "") if lists else (words[:-1], words[-1] if words else "")
     if not lists and not query.strip():
         raise click.UsageError("there is no query: dprobes sql FILE 'select * from records'")
+    if not lists:
+        _check_no_file(query)
     view = None if lists else _query_of_view(query)
     if view is not None:
         query = view.sql
-    elif not lists and Path(query).exists():
-        raise click.UsageError(f"the query comes last, but '{query}' is a file; --list prints its tables")
     from dprobes.tables.sql_database import Database
 
     report = DamageReport()
@@ -80,6 +80,18 @@ def sql_command(words: tuple[str, ...], lists: bool, as_csv: bool, as_json: bool
                 console.note(f"there is no record of '{probe}'", "its set was not recorded, or had no such event")
                 return 0
         return _interruptible(database, lambda: _answer(database, query, as_csv=as_csv, as_json=as_json))
+
+
+def _check_no_file(query: str) -> None:
+    """Raise a usage error if a query is the path of a file."""
+    if not os.path.exists(query):  # noqa: PTH110 - Path.exists() fails for a query that is too long for a path
+        return
+    from dprobes.sets.set_library import is_view
+
+    if is_view(query):
+        message = f"'{query}' is a file and a view of an instrumentation set; write '{query}:' for the view"
+        raise click.UsageError(f"{message}, or a query after the file")
+    raise click.UsageError(f"the query comes last, but '{query}' is a file; --list prints its tables")
 
 
 def _query_of_view(word: str) -> SetQuery | None:

@@ -267,6 +267,11 @@ def test_a_query_reads_nothing_else(trace: Path, capsys: pytest.CaptureFixture[s
     )
 
 
+def test_a_query_may_be_longer_than_the_name_of_a_file(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    query = f"select pid from records where pid in ({', '.join(map(str, range(44, 1044)))})"
+    assert output(capsys, str(trace), "--csv", query) == "pid\n44\n"
+
+
 def test_names_of_our_own_are_no_tables(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("reader", "tables", "relation", "words"):
         assert f"there is no table '{name}'" in output(capsys, "trace.dpt", f"select * from {name}", status=2)
