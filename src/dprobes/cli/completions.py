@@ -20,10 +20,11 @@ from dprobes.cli.option_values import all_examples
 from dprobes.cli.record_options import LOG_ITEMS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from dprobes.manager.client import ManagerClient
     from dprobes.rpn.rpn_program import Program
+    from dprobes.sets.set_description import SetView
 
 __all__ = ["known_modules", "known_symbols", "prepare", "register", "script"]
 
@@ -206,12 +207,12 @@ def _or_sets(find: Callable[[click.Context, str], Iterable[str]]) -> Callable[[c
     """
     Return a completion function that yields the results of ``find`` and sets.
 
-    It yields the groups of a set after ``:``, and its views after ``/``.
+    It yields the groups of a set after ``:``, and its programs among the views after ``/``.
     """
 
     def complete(ctx: click.Context, incomplete: str) -> Iterator[str]:
         name, slash, _ = incomplete.rpartition("/")
-        if slash and (views := _views_of(name)):
+        if slash and (views := [each.name for each in _views_of(name) if each.file]):
             yield from (f"{name}/{view}" for view in views)
             return
         name, colon, start = incomplete.partition(":")
@@ -227,10 +228,35 @@ def _or_sets(find: Callable[[click.Context, str], Iterable[str]]) -> Callable[[c
     return complete
 
 
+def _or_queries(find: Callable[[click.Context, str], Iterable[str]]) -> Callable[[click.Context, str], Iterable[str]]:
+    """Return a completion function that yields the results of ``find``, and the views in SQL of sets."""
+
+    def complete(ctx: click.Context, incomplete: str) -> Iterator[str]:
+        from dprobes.errors import DprobesError
+        from dprobes.sets.set_library import listed_sets
+
+        with contextlib.suppress(OSError):  # there need not be a directory with the name of a set
+            yield from find(ctx, incomplete)
+        name, slash, _ = incomplete.rpartition("/")
+        if slash:
+            yield from (f"{name}/{view.name}" for view in _views_of(name) if view.sql)
+            return
+        for each in listed_sets():
+            if not isinstance(each.content, DprobesError):
+                yield from (f"{each.name}/{view.name}" for view in each.content.views if view.sql)
+
+    return complete
+
+
 def _sets(_ctx: click.Context, _incomplete: str) -> Iterable[str]:
     from dprobes.sets.set_library import listed_sets
 
     return [each.name for each in listed_sets()]
+
+
+def _sets_and_views(ctx: click.Context, incomplete: str) -> Iterable[str]:
+    name, slash, _ = incomplete.rpartition("/")
+    return [f"{name}/{view.name}" for view in _views_of(name)] if slash else _sets(ctx, incomplete)
 
 
 def _groups_of(name: str) -> Iterable[str]:
@@ -240,15 +266,15 @@ def _groups_of(name: str) -> Iterable[str]:
     return () if chosen is None else load_set(chosen.path).groups
 
 
-def _views_of(name: str) -> list[str]:
-    """Return the names of the programs among the views of a set."""
+def _views_of(name: str) -> Sequence[SetView]:
+    """Return the views of a set."""
     from dprobes.sets import view_in
     from dprobes.sets.set_library import choose_set, load_set
 
     chosen = choose_set(name)
     if chosen is None or view_in(chosen.path) is not None:
-        return []
-    return [each.name for each in load_set(chosen.path).views if each.file]
+        return ()
+    return load_set(chosen.path).views
 
 
 def _examples(_ctx: click.Context, _incomplete: str) -> Iterable[str]:
@@ -386,9 +412,9 @@ _FUNCTIONS: dict[str, Callable[[click.Context, str], Iterable[str]]] = {
     "build file": _or_sets(_or_examples(_SOURCES)),
     "convert file": _files(".bt"),
     "examples name": _examples,
-    "sets words": _sets,
+    "sets words": _sets_and_views,
     "log files": _files(".dpt", ".dptz", ".1"),
-    "sql words": _files(".dpt", ".dptz", ".1", ".parquet"),
+    "sql words": _or_queries(_files(".dpt", ".dptz", ".1", ".parquet")),
     "symbols": _files(),
     "kernel_types": _files(),
     "modules": _files(),
