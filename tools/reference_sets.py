@@ -49,9 +49,9 @@ Error: in prepare, near "selekt": syntax error
 | `dprobes sql FILE NAME/VIEW` | executes a view that is a query, on a trace file with the records of the set |
 | `dprobes check NAME` | checks the description and the program of a set, and that they agree |
 
-`show`, `build` and `insert` take the name of a set or view as well. Records have the fields of the tables below, in all
-formats; `--filter`, `--count`, `--hist`, `--sum` and SQL use them by name. The name of a probe is in the summary, in
-the member `probe` of JSON, and is a table of SQL, with `_` instead of dots:
+`show`, `build` and `insert` take the name of a set or of a view that is a program as well. Records have the fields of
+the tables below, in all formats; `--filter`, `--count`, `--hist`, `--sum` and SQL use them by name. The name of a probe
+is in the summary, in the member `probe` of JSON, and is a table of SQL, with `_` instead of dots:
 
 ```sh
 dprobes run sqlite:requests --count sql -p 1234
@@ -66,7 +66,7 @@ dprobes sql records.dpt 'select sql, result from sqlite_statement_refuse'
 * A word that contains a slash, or ends in `.dpc`, `.rpn`, `.ppdf` or `.toml`, is a path, or that of an example if there
   is no such file. The path of a directory with a `set.toml` means that set: `dprobes run ./my/sqlite:latency`.
 * A word `NAME/VIEW` means a view of a set, unless there is a file of this name, which is an error: write `./NAME/VIEW`
-  for the file. A view is named by a path as well: `dprobes run ./my/sqlite/queries`.
+  for the file, `NAME/VIEW:` for the view. A view is named by a path as well: `dprobes run ./my/sqlite/queries`.
 * Any other word is looked up as a file in the current directory, as a set, and as an example. If a file or an example
   has the name of a set, that is an error: write `./sqlite` for the file, `sqlite:` for the set.
 * Sets are searched for in the package, in `~/.config/dprobes/sets` (or `$XDG_CONFIG_HOME/dprobes/sets`), and in
@@ -132,9 +132,14 @@ question = "which are the largest orders?"
 sql = "select amount, time from shop_order_place order by amount desc limit 10"     # dprobes sql FILE shop/largest
 ```
 
+The records of views have the major codes after that of the set, in the order of the views in `set.toml`; a query takes
+a code as well. In the example, the records of `shop/sizes` have the major code 201. They have no promised names, so in
+SQL they are in tables such as `m201_1` (for `sqlite/queries`, `m4097_1`).
+
 A view for a queue keeps the call stack of the sender with each parcel, and prints it when the parcel fails in another
 thread. `parcels.dpc` in the directory of the package's sets is a template of such views, which `sched/work-items` and
-`node/failed-files` include.
+`node/failed-files` include. Copy `parcels.dpc` from the package's `sets` directory into your set, and include it:
+`#include "parcels.dpc"`. Its first lines list the macros to define.
 
 * Files of a set have no `module` statement; each point names its module by a macro, or is a point of the kernel. `-D`
   sets another module or place: `dprobes run shop -D SHOP=./libshop.so`.
