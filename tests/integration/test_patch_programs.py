@@ -6,18 +6,23 @@ import os
 import re
 import signal
 import subprocess
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from dprobes.engines.ptrace.patching import patch_session
 from dprobes.engines.ptrace.patching.live_patches import insert_patch, plan_patch
 from dprobes.engines.ptrace.patching.patch_records import listed_patches
+from dprobes.engines.ptrace.patching.patch_session import PatchSession, ProgramPatch
+from dprobes.errors import EngineError
 from integration.support import (
     DPROBES,
     PROGRAMS,
     TIMEOUT,
     await_line,
     await_message,
+    await_true,
     code_is_original,
     environment,
     running,
@@ -27,6 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from dprobes.engines.engine_interface import Job
+    from dprobes.engines.ptrace.patching.patch_records import PatchRecord
     from integration.support import Builder
 
 OBJECT = ("-shared", "-fPIC", "-nostartfiles")
@@ -237,3 +244,63 @@ def test_functions_of_several_modules_are_patched(
     assert sorted(states_of(target.pid)) == [("puts", "puts", "active"), ("work", "work", "active")]
     end(client)
     assert {state for _, _, state in states_of(target.pid)} == {"removed"}
+
+
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_wait_for_an_idle_function(
+    ending: signal.Signals, program: Path, replacing: Path, target: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    """A thread is always in next_line, so the second patch would be tried for an hour."""
+    source = tmp_path / "fix.rpn"
+    text = rpn_of(program, f"work {replacing}:work", f"next_line {replacing}:next_line")
+    source.write_text(text + "idle = 3600\n")
+    client = run(source, target.pid, "--allow-write")
+    await_true(lambda: ("work", "work", "active") in states_of(target.pid), "the first patch")
+    client.send_signal(ending)
+    _, said = client.communicate(timeout=TIMEOUT)
+    assert "Traceback" not in said
+    assert client.returncode == (130 if ending == signal.SIGINT else -ending)
+    assert {state for _, _, state in states_of(target.pid)} == {"removed"}
+    assert code_is_original(target.pid, program)
+
+
+def session_of(program: Path, pid: int, patches: list[ProgramPatch]) -> PatchSession:
+    """Return a session with patches, without the program that they come from."""
+    job = SimpleNamespace(resolved=SimpleNamespace(probepoints=()), scope=SimpleNamespace(pid=pid), program=None)
+    return PatchSession(cast("Job", job), patches)
+
+
+def test_a_patch_that_stays_after_an_error_is_named_in_it(
+    program: Path, replacing: Path, target: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned = [plan_patch(target.pid, replacing, name, name, None) for name in ("work", "next_line")]
+    patches = [
+        ProgramPatch(0, planned[0], None, persists=False),
+        ProgramPatch(1, planned[1], 0, persists=False),
+    ]
+
+    def refuse(_pid: int, _record: PatchRecord) -> bool:
+        raise EngineError("thread 1 does not stop")
+
+    monkeypatch.setattr(patch_session, "remove_patch", refuse)
+    with pytest.raises(EngineError) as caught:
+        session_of(program, target.pid, patches).begin()
+    assert caught.value.message == (
+        f"'next_line' was not patched: a frame of the function may be on the stack of thread {target.pid}; "
+        f"the patch of 'work' stays in process {target.pid}: thread 1 does not stop"
+    )
+    assert caught.value.hint == f"remove it later: dprobes patch --remove work -p {target.pid} --allow-write"
+
+
+def test_a_process_that_may_not_be_inspected_has_not_left_the_program(
+    program: Path, replacing: Path, target: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that sets PR_SET_DUMPABLE to 0 shows no stack to users without CAP_SYS_PTRACE."""
+    planned = plan_patch(target.pid, replacing, "work", "work", None)
+    session = session_of(program, target.pid, [ProgramPatch(0, planned, None, persists=False)])
+    session.begin()
+    monkeypatch.setattr(patch_session, "first_stack_of", lambda _: None)
+    session.wake()
+    assert not session._await()
+    session.close()
+    assert states_of(target.pid) == [("work", "work", "removed")]

@@ -6,18 +6,27 @@ import re
 import signal
 import subprocess
 from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 
+from dprobes.cli.verbs.patch import patch_command
+from dprobes.engines import foreign_users
+from dprobes.engines.ptrace.patching import patched_processes
+from dprobes.engines.ptrace.patching.live_patches import insert_patch, remove_patch
 from dprobes.engines.ptrace.patching.patch_records import listed_patches
+from dprobes.engines.ptrace.patching.patched_processes import PatchedProcesses
 from dprobes.engines.ptrace.tracer.thread_stopper import await_stop
+from dprobes.errors import EngineError, TargetError
 from dprobes.platform.linux import ptrace_calls
 from integration.support import DPROBES, TIMEOUT, await_line, children_of, code_is_original, environment, running
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from dprobes.engines.ptrace.patching.live_patches import Inserted, PlannedPatch
 
 SHOWN = r"""
 #include <stdio.h>
@@ -155,3 +164,98 @@ def test_a_module_that_does_not_exist_is_refused() -> None:
     command = [*DPROBES, "patch", "fix.so:f=libnowhere.so.9:f", "--everywhere", "--allow-write"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, env=environment(), check=False)
     assert done.stderr == "dprobes: error: there is no module 'libnowhere.so.9' on this machine\n"
+
+
+@pytest.fixture
+def processes_of(shown: Path) -> PatchedProcesses:
+    return PatchedProcesses(shown.parent / "two.so", "two", str(shown), "shown", None, replaces=False, idle=None)
+
+
+def test_the_time_of_a_patch_is_not_charged_to_the_user(
+    start: Callable[[], subprocess.Popen[str]], processes_of: PatchedProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clock advances by an hour for each patch, and in the restoration at each look at it."""
+    processes = [start(), start()]
+    clock = [0.0]
+    monkeypatch.setattr(foreign_users, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(foreign_users, "_owner_of_process", lambda _: "user 1000")
+
+    def insert(planned: PlannedPatch, *, idle: float | None) -> Inserted:
+        clock[0] += 3600
+        return insert_patch(planned, idle=idle)
+
+    monkeypatch.setattr(patched_processes, "insert_patch", insert)
+    assert sorted(each.pid for each in processes_of.look() if each.inserted) == sorted(each.pid for each in processes)
+    assert list(processes_of.notices()) == []
+
+    def later() -> float:
+        clock[0] += 3600
+        return clock[0]
+
+    monkeypatch.setattr(foreign_users, "time", SimpleNamespace(monotonic=later))
+    list(processes_of.look())  # the user has no time left after the first process
+    assert [notice.message[:45] for notice in processes_of.notices()] == [
+        "what the processes of user 1000 map takes lon"
+    ]
+    assert processes_of.is_skipping
+    assert processes_of.count == 2
+    assert {(pid, error) for pid, _, error in processes_of.restore()} == {(each.pid, None) for each in processes}
+    assert [ask(each) for each in processes] == ["1", "1"]
+
+
+def test_skipped_processes_make_the_status_one(
+    shown: Path,
+    start: Callable[[], subprocess.Popen[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    start()
+    clock = iter(range(0, 1 << 30, 3600))
+    monkeypatch.setattr(foreign_users, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(foreign_users, "_owner_of_process", lambda _: "user 1000")
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    try:
+        arguments = patch(shown, "--persist")[len(DPROBES) + 1 :]
+        assert patch_command.main(arguments, standalone_mode=False) == 1
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    assert (
+        "warning: what the processes of user 1000 map takes longer to look through than the 2 s that each user has"
+    ) in capsys.readouterr().err
+
+
+def test_a_jump_that_is_gone_is_an_error(
+    start: Callable[[], subprocess.Popen[str]], processes_of: PatchedProcesses
+) -> None:
+    process = start()
+    (result,) = processes_of.look()
+    assert result.inserted is not None
+    assert remove_patch(process.pid, result.inserted.record)
+    ((pid, _, error),) = processes_of.restore()
+    assert pid == process.pid
+    assert error is not None
+    assert error.message == "'shown' no longer has the jump of the patch: nothing was restored"
+
+
+def test_a_process_that_may_not_be_inspected_keeps_its_patch(
+    start: Callable[[], subprocess.Popen[str]], processes_of: PatchedProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that sets PR_SET_DUMPABLE to 0 shows neither stack nor mappings to users without CAP_SYS_PTRACE."""
+    process = start()
+    assert [each.inserted is not None for each in processes_of.look()] == [True]
+
+    def refuse(pid: int) -> object:
+        raise TargetError(f"process {pid} may not be inspected") from PermissionError()
+
+    def refuse_to_remove(pid: int, _: object) -> bool:
+        raise EngineError(f"process {pid} may not be traced by this user")
+
+    monkeypatch.setattr(patched_processes, "first_stack_of", lambda _: None)
+    monkeypatch.setattr(patched_processes, "code_mappings", refuse)
+    monkeypatch.setattr(patched_processes, "remove_patch", refuse_to_remove)
+    assert list(processes_of.look()) == []
+    assert processes_of.count == 1
+    ((pid, _, error),) = processes_of.restore()
+    assert pid == process.pid
+    assert error is not None
+    assert error.message == f"process {pid} may not be traced by this user"

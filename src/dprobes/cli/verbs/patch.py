@@ -191,7 +191,7 @@ def _patch_everywhere(
     finally:
         if not is_kept:
             is_restored = _restore_all(processes)
-    return 0 if is_restored else 1
+    return 0 if is_restored and not processes.is_skipping else 1
 
 
 def _tell(processes: PatchedProcesses) -> bool:
@@ -210,9 +210,15 @@ def _tell(processes: PatchedProcesses) -> bool:
             console.warning(message, hint=result.error.hint)
         if _ENDING & signal.sigpending():
             break
-    for notice in processes.notices():
+    return _warn_of_skipped(processes) and is_complete
+
+
+def _warn_of_skipped(processes: PatchedProcesses) -> bool:
+    """Print the notices about users whose processes were not all looked at; return whether there are none."""
+    notices = list(processes.notices())
+    for notice in notices:
         console.warning(notice.text, hint=notice.hint)
-    return is_complete
+    return not notices
 
 
 def _await_signal() -> bool:
@@ -232,6 +238,7 @@ def _restore_all(processes: PatchedProcesses) -> bool:
         else:
             is_restored = False
             console.warning(f"the patch stays in process {pid}: {error.message}", hint=error.hint)
+    _warn_of_skipped(processes)
     return is_restored
 
 

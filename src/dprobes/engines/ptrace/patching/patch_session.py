@@ -34,7 +34,7 @@ from dprobes.engines.ptrace.patching.live_patches import (
     remove_patch,
     restored_text,
 )
-from dprobes.errors import EngineError, reason_of
+from dprobes.errors import DprobesError, EngineError, reason_of
 from dprobes.platform.linux.procfs import first_stack_of
 from dprobes.resolve.probepoints import ProbeState
 from dprobes.rpn.program_needs import patched_definitions
@@ -53,6 +53,17 @@ __all__ = ["PatchSession", "ProgramPatch", "plan_patches"]
 _LOOK = 1.0
 """Seconds between two checks whether the process executes another program."""
 _ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+
+
+def _pause(seconds: float) -> None:
+    """
+    Sleep between two stops; raise ``KeyboardInterrupt`` at a signal of ``_ENDING``, all of which are blocked.
+
+    The signal becomes pending again, so it has its usual effect as well once the patches are removed.
+    """
+    if (found := signal.sigtimedwait(_ENDING, seconds)) is not None:
+        signal.raise_signal(found.si_signo)
+        raise KeyboardInterrupt
 
 
 class ProgramPatch(NamedTuple):
@@ -132,15 +143,26 @@ class PatchSession(Attachment):
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
         try:
             for each in self._patches:
-                inserted = insert_patch(each.planned, idle=each.idle)
+                inserted = insert_patch(each.planned, idle=each.idle, pause=_pause)
                 self._inserted[each.probe] = inserted
                 self._events.append(Notice(description_of(each.planned, inserted), is_warning=False))
                 messages = (inlined_text(each.planned), each.planned.doubt)
                 self._events += [Notice(text) for text in messages if text is not None]
-        except BaseException:
+        except BaseException as error:
+            self._events.clear()
             self._remove(tuple(self._inserted))
             self._release()
-            raise
+            if not self._inserted:
+                raise
+            # Nobody reads the events of an attachment that has failed.
+            stays = [event for event in self._events if isinstance(event, Notice) and event.is_warning]
+            reasons = [error.message] if isinstance(error, DprobesError) else ["the run was ended"]
+            hints = [error.hint] if isinstance(error, DprobesError) else []
+            hints += [event.hint for event in stays]
+            raise EngineError(
+                "; ".join([*reasons, *(event.message for event in stays)]),
+                hint="; ".join(hint for hint in hints if hint is not None) or None,
+            ) from error
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -173,7 +195,10 @@ class PatchSession(Attachment):
         ready = {descriptor for descriptor, _ in poll.poll(_LOOK * 1000)}
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake)
-        if self._process in ready or first_stack_of(self._pid) != self._stack:
+        stack = first_stack_of(self._pid)
+        # Without a stack, the process may not be inspected any more; its patches stay, which their removal reports.
+        is_other = stack is not None and stack != self._stack
+        if self._process in ready or is_other:
             self._inserted.clear()
             return True
         return False

@@ -1,7 +1,8 @@
 """
 One live patch in all processes that map a file: in those that map it now, and in those that map it later.
 
-A process is known by its id, its start time and its first stack, which an exec changes. A child of fork(2) has a copy
+A process is known by its id, its start time and its first stack, which an exec changes. A process whose first stack
+may not be read, such as one that is no longer dumpable, is taken for the same program. A child of fork(2) has a copy
 of its parent's patch: it is not patched again, and its copy is removed with the others. New processes are found by
 looking at all processes again, so calls before that execute the original function.
 """
@@ -17,7 +18,7 @@ from dprobes.engines.ptrace.patching.live_patches import insert_patch, plan_patc
 from dprobes.engines.ptrace.patching.patch_records import is_active, patches_of
 from dprobes.engines.refusals import is_dprobes
 from dprobes.errors import DprobesError, EngineError, TargetError, reason_of
-from dprobes.platform.linux.procfs import first_stack_of, start_time
+from dprobes.platform.linux.procfs import first_stack_of, start_time, thread_state
 from dprobes.target.module_lookup import find_module, suggestion
 from dprobes.target.process_maps import code_mappings, command_name, mapping_at
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["PatchedProcesses", "ProcessResult"]
 
 _Identity = tuple[int, int, int | None]
+_ENDED = ("Z", "X")
 
 
 class ProcessResult(NamedTuple):
@@ -89,13 +91,17 @@ class PatchedProcesses:
         self._users = ForeignUsers(str(found))
         self.closed = 0
         """Number of processes whose mappings this user may not read, at the last look."""
+        self.is_skipping = False
+        """True if there were notices about users whose processes were not all looked at."""
+        self._read: set[int] = set()
+        """The ids of the processes whose mappings were read at the last look."""
 
     def look(self) -> Iterator[ProcessResult]:
         """Patch the processes that map the file and have not been examined before; yield the result of each."""
         present: set[_Identity] = set()
-        self.closed = 0
-        for pid in self._mapping():
-            identity = _identity_of(pid)
+        # The list is complete before a process is patched: the users' time is only for reading their mappings.
+        for pid in list(self._mapping()):
+            identity = self._identity_of(pid)
             if identity is None:
                 continue
             present.add(identity)
@@ -103,12 +109,15 @@ class PatchedProcesses:
                 self._examined.add(identity)
                 yield self._patched(pid, identity)
         # A process that has ended, or has executed another program, has no patch any more.
+        present |= {each for each in self._records if each[0] not in self._read and self._identity_of(each[0]) == each}
         self._examined &= present
         self._records = {identity: record for identity, record in self._records.items() if identity in present}
 
     def notices(self) -> Iterator[Notice]:
         """Iterate over the notices about users whose processes were not all looked at."""
-        return self._users.notices()
+        for notice in self._users.notices():
+            self.is_skipping = True
+            yield notice
 
     @property
     def count(self) -> int:
@@ -123,8 +132,8 @@ class PatchedProcesses:
         """
         failed: set[_Identity] = set()
         while True:
-            for pid in self._mapping():  # children that were forked since the last look
-                identity = _identity_of(pid)
+            for pid in self._mapping(is_limited=False):  # children that were forked since the last look
+                identity = self._identity_of(pid)
                 if identity is not None and identity not in self._records and (own := self._inherited(pid)) is not None:
                     self._records[identity] = own
             left = [identity for identity in self._records if identity not in failed]
@@ -132,9 +141,12 @@ class PatchedProcesses:
                 return
             for identity in left:
                 pid, record, error = identity[0], self._records[identity], None
-                if _identity_of(pid) == identity:
+                if self._identity_of(pid) == identity:
                     try:
-                        remove_patch(pid, record)
+                        if not remove_patch(pid, record) and self._identity_of(pid) == identity:
+                            error = EngineError(
+                                f"'{record.function}' no longer has the jump of the patch: nothing was restored"
+                            )
                     except EngineError as problem:
                         error = problem
                     yield pid, record, error
@@ -143,13 +155,20 @@ class PatchedProcesses:
                 else:
                     failed.add(identity)
 
-    def _mapping(self) -> Iterator[int]:
-        """Iterate over the ids of the processes that map the file as code, without those of dprobes."""
+    def _mapping(self, *, is_limited: bool = True) -> Iterator[int]:
+        """
+        Iterate over the ids of the processes that map the file as code, without those of dprobes.
+
+        If ``is_limited``, processes of users who have used up their time are left out.
+        """
         own = os.getpid()
+        self.closed = 0
+        self._read.clear()
         pids = sorted(int(name) for name in os.listdir("/proc") if name.isdecimal())
-        for pid, _ in self._users.bounded(pids):
+        for pid in (each for each, _ in self._users.bounded(pids)) if is_limited else pids:
             try:
                 mappings, _ = code_mappings(pid)
+                self._read.add(pid)
             except TargetError as error:
                 self.closed += isinstance(error.__cause__, PermissionError)
                 continue
@@ -175,6 +194,17 @@ class PatchedProcesses:
         self._records[identity] = inserted.record
         return ProcessResult(pid, name, planned, inserted)
 
+    def _identity_of(self, pid: int) -> _Identity | None:
+        """Return the identity of a process; None if it has ended."""
+        start, stack = start_time(pid), first_stack_of(pid)
+        if not start:
+            return None
+        if stack is not None:
+            return pid, start, stack
+        if thread_state(pid) in _ENDED:
+            return None
+        return next((each for each in self._records if each[:2] == (pid, start)), (pid, start, None))
+
     def _inherited(self, pid: int) -> PatchRecord | None:
         """Return the record that a process has copied from one that was patched; None if it has none in effect."""
         known = set(self._records.values())
@@ -182,12 +212,6 @@ class PatchedProcesses:
             return next((each for each in patches_of(pid) if each in known and is_active(pid, each)), None)
         except DprobesError:
             return None
-
-
-def _identity_of(pid: int) -> _Identity | None:
-    """Return the identity of a process; None if it has ended."""
-    start = start_time(pid)
-    return (pid, start, first_stack_of(pid)) if start else None
 
 
 def _file_in_maps(path: Path) -> tuple[int, int]:
