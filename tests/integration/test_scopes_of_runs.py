@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dprobes.platform.linux.procfs import thread_state
 from integration.ebpf.kernel import require_bpf
-from integration.support import await_message, code_is_original, is_traced, tracer_of
+from integration.support import await_message, await_true, code_is_original, is_traced, tracer_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -220,6 +221,41 @@ def test_a_process_is_probed_with_the_descendants_that_it_has(engine: str, build
         assert all(code_is_original(pid, program) for pid in pids)
         for pid in pids:
             call(pid)
+
+
+@pytest.mark.parametrize("engine", ["ptrace", "inline"])
+def test_a_child_of_vfork_of_a_descendant_is_probed_after_its_exec(engine: str, build: Builder) -> None:
+    program = build("vforking.c")
+    with subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        with probed(engine, program, "-p", str(process.pid)) as client:
+            process.stdin.write("\n")
+            process.stdin.flush()
+            assert int(process.stdout.readline()) == child
+            client.send_signal(signal.SIGINT)
+            output, errors = client.communicate(timeout=TIMEOUT)
+            assert output == f"@[{child}]: 5\n", errors
+        process.kill()
+
+
+@pytest.mark.parametrize("engine", ["ptrace", "inline"])
+def test_a_child_that_has_ended_needs_no_probes_and_no_warning(engine: str, build: Builder) -> None:
+    program = build("generations.c")
+    with generations(program) as (pids, call):
+        os.kill(pids[2], signal.SIGKILL)
+        await_true(lambda: thread_state(pids[2]) == "Z", "a zombie")
+        text = f'"{program}":step {{ @[pid] = count(); }}'
+        command = [sys.executable, "-m", "dprobes", "run", "--engine", engine, "-e", text, "-p", str(pids[0])]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as client:
+            said = await_message(client, "active; Ctrl-C ends the run")
+            for pid in pids[:2]:
+                call(pid)
+            client.send_signal(signal.SIGINT)
+            output, errors = client.communicate(timeout=TIMEOUT)
+        assert "warning" not in said + errors
+        assert set(output.split("\n")) - {""} == {f"@[{pid}]: 5" for pid in pids[:2]}
 
 
 @pytest.mark.parametrize("engine", ["ptrace", "inline"])

@@ -59,6 +59,31 @@ def ticks(target: Service) -> str:
     return OF_LIBRARY.format(target.library)
 
 
+def test_a_second_program_is_inserted_into_the_descendants_that_the_first_one_leaves_out(
+    sandbox: Sandbox, build: Builder, insert: Insertions
+) -> None:
+    program = build("generations.c")
+    with subprocess.Popen([program], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        pids = [int(process.stdout.readline()) for _ in range(3)]
+        text = f'name = "{program}"\noffset = step\nexit\n'
+        try:
+            insert(text, "--as alone --no-follow", pids[0])
+            assert [is_traced(pid) for pid in pids] == [True, False, False]
+            insert(text, "--as all", pids[0])
+            assert [is_traced(pid) for pid in pids] == [True] * 3
+            for pid in pids:
+                os.kill(pid, signal.SIGUSR1)
+                assert int(process.stdout.readline()) == pid
+            await_true(lambda: sandbox.counts("all") == {0: 15}, "all hits")
+            assert sandbox.counts("alone") == {0: 5}
+            sandbox("dprobes remove --name all")
+            assert [is_traced(pid) for pid in pids] == [True, False, False]
+            assert all(code_is_original(pid, program) for pid in pids[1:])
+        finally:
+            process.kill()
+
+
 def test_programs_of_two_modules_and_two_of_one(sandbox: Sandbox, target: Service, insert: Insertions) -> None:
     insert(ticks(target))
     tracer = tracer_of(target.pid)

@@ -176,8 +176,12 @@ class ModuleBreakpoints:
         """
         with self._awaiting_jumps():
             self._update(space, thread, inherited=False)
+        self.write_unlisted(space)
+
+    def write_unlisted(self, space: AddressSpace) -> None:
+        """Write the withheld breakpoints if no jump will be written, so that no memory with a manifest is mapped."""
         if space.is_open and all(awaits_list(space.breakpoints[address]) for address in space.unwritten):
-            write_unwritten(space)  # no jumps will be written, so no memory with a manifest is mapped
+            write_unwritten(space)
 
     def write_late(self, space: AddressSpace, thread: Thread, but: Collection[int] = ()) -> None:
         """

@@ -453,6 +453,14 @@ def _children(pid: int) -> list[int]:
         return []
 
 
+def _is_zombie(pid: int) -> bool:
+    """Return whether all threads of a process have ended; its parent may not have waited for it."""
+    try:
+        return thread_state(pid) in ("Z", "X") and len(threads_of(pid)) <= 1
+    except OSError:
+        return True
+
+
 def _is_traced_by_us(tid: int) -> bool:
     return process_field(tid, "TracerPid") == str(os.getpid())
 
@@ -523,11 +531,11 @@ class Attachment:
         finally:
             self._stopper.release_all(held)
         if not launching and any(program.reach.follow for program in self._programs):
-            self._begin_descendants(pid)
+            self.begin_descendants(pid)
         self._pending = pid, time.monotonic() + _PATIENCE
         self.look_after()
 
-    def _begin_descendants(self, pid: int) -> None:
+    def begin_descendants(self, pid: int) -> None:
         """
         Attach to the descendants of a traced process, except processes of dprobes and what those have started.
 
@@ -547,6 +555,8 @@ class Attachment:
                 except ProcessLookupError:
                     continue  # it has ended
                 except OSError as error:
+                    if _is_zombie(child):
+                        continue
                     refused.append((child, error))
                 waiting.append(child)
         if refused:
@@ -567,8 +577,12 @@ class Attachment:
                     self._detach(user)
             raise failure.error if isinstance(failure, SharingError) else failure from None
         try:
-            self._tree.enter_descendant(pid, parent)
             leader = self._threads.of_process(pid)[0]
+            self._tree.enter_descendant(pid, parent)
+            for child in leader.space.pids - {pid}:
+                # A child of vfork(2), unlike other processes in this memory, needs probes after its exec.
+                if not any(thread.is_outside for thread in self._threads.of_process(child)):
+                    self._tree.enter_descendant(child, pid)
             self._modules.begin(leader.space, leader)
         finally:
             self._stopper.release_all(held)

@@ -102,6 +102,7 @@ class Inserter:
             program = prepared(message, None, self._connection, self._modules, spaces, principal)
         except EngineError as error:
             self._connection.send(NotInserted(number, error.message))
+            self._let_go()
             return
         program.reach.pids |= pids
         self._programs.append(program)
@@ -112,6 +113,10 @@ class Inserter:
                 if thread is not None and space.is_open and not space.shared_with:
                     self._modules.place_missing(space, thread, program)
                     self._modules.watch_missing(space, thread, program)
+                    if not space.patches.memories:
+                        self._modules.write_unlisted(
+                            space
+                        )  # in descendants whose probes this program is the first to have
                     if space.patches.known:
                         join_jumps(space, program, self._modules.native_probes(space, program))
         for space in spaces:

@@ -248,7 +248,10 @@ class Tracer:
                     self._serve(message.pid, partial(self._patcher.patch, message))
                 case ReleaseMemory():
                     self._handler_ends.release(message)
-                case Insert():
+                case Insert(start, pid):
+                    if start.follow and self._threads.of_process(pid):
+                        # The tracer may have begun with programs that follow no processes.
+                        self._attachment.begin_descendants(pid)
                     self._inserter.insert(message)
                 case Replace():
                     self._replacer.replace(message, self._handle_reported)
