@@ -155,7 +155,7 @@ def test_a_variable_of_the_kernel_is_refused_with_a_way(build: Builder) -> None:
     done = storage("vmlinux:jiffies_64", "--", build("storage.c", *FLAGS), 1)
     assert done.returncode == 1
     assert done.stderr.splitlines() == [
-        "dprobes: error: the kernel's 'jiffies_64' cannot be a storage profile: its instructions are not checked",
+        "dprobes: error: storage cannot profile variables of the kernel",
         (
             "hint: watch up to four fields of 1 to 8 bytes: dprobes run -e 'watch rw (long)kernel:jiffies_64 "
             "{ @[kstack(1)]++; }'"
@@ -204,3 +204,36 @@ def test_a_process_goes_on_if_the_tool_is_killed(build: Builder) -> None:
         printed, _ = target.communicate(timeout=TIMEOUT)
         assert target.returncode == 0
         assert "8 add 300000 300000" in printed.splitlines()
+
+
+def test_accesses_of_a_static_program_are_counted(build: Builder) -> None:
+    # The frame description of glibc's "__restore_rt" begins one byte before the function.
+    rows, _ = rows_of(build("storage.c", *FLAGS, "-O2", "-static"), "watched", 50)
+    (row,) = [row for row in rows if row.get("function") == "add" and row["offset"] == 8]
+    assert (row["reads"], row["writes"]) == (50, 50)
+
+
+def test_places_inside_instructions_are_not_checked(build: Builder, tmp_path: Path) -> None:
+    # The symbol of "cut" ends inside an instruction, whose last 8 bytes look like two accesses and four nops.
+    source = tmp_path / "cut.c"
+    source.write_text("""
+        struct pair { long first, second; } pair;
+        __asm__(".type cut, @function\\ncut: .cfi_startproc\\n.byte 0x48, 0xb8\\n.size cut, 2\\n"
+                ".byte 0x8b, 7, 0x8b, 7, 0x90, 0x90, 0x90, 0x90\\nret\\n.cfi_endproc\\n");
+        extern void cut(struct pair *);
+        int main(void) {
+            cut(&pair);
+            pair.second++;
+            return 0;
+        }
+    """)
+    program = tmp_path / "cut"
+    subprocess.run(["gcc", "-g", "-O1", source, "-o", program], check=True, timeout=TIMEOUT)
+    done = storage(f"{program}:pair", "--json", "--", program)
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(row["field"], row["reads"], row["writes"]) for row in rows if "cache_line" in row] == [
+        ("first", 0, 0),
+        ("second", 1, 1),
+    ]
+    assert {"module": str(program), "unseen": "instructions inside other instructions", "instructions": 2} in rows

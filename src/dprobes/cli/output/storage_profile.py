@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import TYPE_CHECKING, NamedTuple
 
+from dprobes.cli.output.counted_nouns import counted
 from dprobes.dpc.types.c_types import Array, Record, size_of
 from dprobes.escapes import json_text
 
@@ -134,6 +135,14 @@ class UnseenCode(NamedTuple):
     instructions: int
     what: str
 
+    @property
+    def text(self) -> str:
+        """The number and the noun phrase, whose first noun is "instructions", in the singular for 1."""
+        what = self.what
+        if self.instructions == 1:
+            what = what.replace("instructions", "instruction", 1).replace(" that access ", " that accesses ", 1)
+        return f"{self.instructions} {what}"
+
 
 class StorageProfile(NamedTuple):
     """
@@ -231,12 +240,12 @@ def map_lines(profile: StorageProfile) -> Iterator[str]:
         bar = _bar(reads, writes, most)
         crosses = (field.offset + field.size - 1) // CACHE_LINE > line
         place = f"{field.offset:>6} {field.size:>5}{'+' if crosses else ' '} {field.name:<{width}}"
-        counts = f" {reads} reads, {writes} writes" if reads or writes else ""
+        counts = f" {counted(reads, 'read')}, {counted(writes, 'write')}" if reads or writes else ""
         yield f"{place}  {bar:<{_BAR}}{counts}".rstrip()
     holes = [field for field in layout.fields if field.is_hole]
-    lines = _counted(-(-layout.size // CACHE_LINE), "cache line")
-    missing = f"{_counted(len(holes), 'hole')} of {_counted(sum(hole.size for hole in holes), 'byte')}"
-    yield f"{_counted(layout.size, 'byte')}, {lines} ({len(_lines_with(sums))} accessed), {missing}"
+    lines = counted(-(-layout.size // CACHE_LINE), "cache line")
+    missing = f"{counted(len(holes), 'hole')} of {counted(sum(hole.size for hole in holes), 'byte')}"
+    yield f"{counted(layout.size, 'byte')}, {lines} ({len(_lines_with(sums))} accessed), {missing}"
 
 
 def _bar(reads: int, writes: int, most: int) -> str:
@@ -247,10 +256,6 @@ def _bar(reads: int, writes: int, most: int) -> str:
     length = -(-both * _BAR // most)
     written = round(writes * length / both)
     return (length - written) * "r" + written * "W"
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _lines_with(sums: dict[Field, tuple[int, int]]) -> set[int]:

@@ -14,6 +14,8 @@ writes are known from the instruction. A handler runs before its instruction: so
 from __future__ import annotations
 
 import contextlib
+from bisect import bisect_right
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,6 +23,7 @@ import click
 
 from dprobes.cli import console
 from dprobes.cli.console import Progress, print_lines, print_table
+from dprobes.cli.output.counted_nouns import counted
 from dprobes.cli.output.storage_profile import (
     TEXT_HEADER,
     Field,
@@ -32,16 +35,20 @@ from dprobes.cli.output.storage_profile import (
     map_lines,
     text_rows,
 )
+from dprobes.cli.runs.code_places import CodePlaces
 from dprobes.cli.runs.early_interrupt import EarlyInterrupt
 from dprobes.cli.scope_and_engine import (
     check_scope,
+    command_option,
     engine_option,
+    follow_option,
     note_engine,
     note_process,
+    process_option,
     scope_of,
     verbose_option,
 )
-from dprobes.cli.shared_options import PROCESS_ID, symbols_option
+from dprobes.cli.shared_options import symbols_option
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.engine_capabilities import Capability
 from dprobes.engines.engine_interface import EngineOptions, ScopeKind
@@ -54,15 +61,15 @@ from dprobes.target.code.function_exits import CallFrames
 from dprobes.target.code.memory_accesses import MemoryAccess, OtherMemory, StringAccess, accesses_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from dprobes.engines.engine_interface import Attachment, Finished, Scope
     from dprobes.keyed.table_layout import TableContents
     from dprobes.rpn.rpn_program import ProbeDefinition, Program
     from dprobes.runs.run_steps import RunPlan, Vantage
+    from dprobes.target.elf.elf_file import ElfFile
     from dprobes.target.probed_module import Module
-    from dprobes.target.process_images import ProcessImages
 
 __all__ = ["storage_command"]
 
@@ -128,11 +135,11 @@ class _AccessingCode(NamedTuple):
     """
     Instructions of a module that may access an object.
 
-    ``unseen`` has the number of other instructions that access memory, by the reason.
+    ``unseen`` has the number of other instructions that access memory, by a noun phrase.
     """
 
     places: tuple[_Place, ...]
-    unseen: dict[OtherMemory, int]
+    unseen: dict[str, int]
 
 
 def _accessing_code(module: Module, target: StoredObject) -> _AccessingCode:
@@ -142,22 +149,25 @@ def _accessing_code(module: Module, target: StoredObject) -> _AccessingCode:
     elf, demangler, frames = module.elf, Demangler(), CallFrames(module.elf)
     frame_pointers = _FramePointers(frames)
     places: dict[int, _Place] = {}
-    unseen: dict[OtherMemory, int] = {}
+    unseen = Counter[str]()
     for start, end, symbol in _functions(module):
         name = demangler.name_of(symbol)
         for address, _, access in accesses_in(elf.read(start, end - start), start):
             if address in places:
                 continue
             if isinstance(access, OtherMemory):
-                unseen[access] = unseen.get(access, 0) + 1
+                unseen[access.value] += 1
                 continue
             if isinstance(access, MemoryAccess) and not _may_touch(access, target):
                 continue
             if isinstance(access, MemoryAccess) and frame_pointers.are_used_by(access, address):
-                unseen[OtherMemory.STACK] = unseen.get(OtherMemory.STACK, 0) + 1
+                unseen[OtherMemory.STACK.value] += 1
                 continue
             offset = elf.file_offset(address)
             assert offset is not None
+            if not _is_boundary(module, offset):
+                unseen[_INSIDE] += 1
+                continue
             places[address] = _Place(address, offset, name, access)
     return _AccessingCode(tuple(places.values()), unseen)
 
@@ -188,22 +198,78 @@ _DWARF_NUMBERS = {"rbp": 6, "rsp": 7}
 
 
 def _functions(module: Module) -> Iterator[tuple[int, int, str]]:
-    """Iterate over the functions of a module: start, end and name, the address as a number if no symbol is known."""
+    """
+    Iterate over the code of the functions of a module: start, end and name, the address if no symbol is known.
+
+    Ranges do not overlap. Those of symbols take precedence over those of the unwind table: the description of a signal
+    frame begins one byte before its function, since unwinders look up the byte before a return address.
+    """
     elf = module.elf
-    ranges = {symbol.address: symbol.address + symbol.size for symbol in module.symbols.functions() if symbol.size}
-    for start in elf.frames.starts:
-        extent = elf.frames.extent(elf, start)
-        if extent is not None and start not in ranges:
-            ranges[start] = extent[1]
-    reached = 0
-    for start, end in sorted(ranges.items()):
+    symbols = ((symbol.address, symbol.address + symbol.size) for symbol in module.symbols.functions())
+    known = list(_disjoint(symbols))
+    extents = (elf.frames.extent(elf, start) for start in elf.frames.starts)
+    others = [
+        each
+        for each in _without(_disjoint(extent for extent in extents if extent is not None), known)
+        if not _is_signal_frame(elf, each[0])
+    ]
+    for start, end in sorted(known + others):
         offset = elf.file_offset(start)
-        if end <= reached or start < reached or offset is None or not elf.is_executable_offset(offset):
+        if offset is None or not elf.is_executable_offset(offset):
             continue
-        reached = end
         named = module.symbol_at(offset)
         name = f"{start:#x}" if named is None else named[0] if not named[1] else f"{named[0]}+{named[1]:#x}"
         yield start, end, name
+
+
+def _disjoint(ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Iterate over ranges by ascending start, each without the part that is in ranges before it."""
+    reached = 0
+    for start, end in sorted(ranges, key=lambda each: (each[0], -each[1])):
+        if max(start, reached) < end:
+            yield max(start, reached), end
+            reached = end
+
+
+def _without(ranges: Iterable[tuple[int, int]], others: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Iterate over the parts of ranges that are in none of the others, which are disjoint and sorted."""
+    for start, end in ranges:
+        at, number = start, max(0, bisect_right(others, (start, start)) - 1)
+        while at < end and number < len(others) and others[number][0] < end:
+            if at < others[number][0]:
+                yield at, others[number][0]
+            at = max(at, others[number][1])
+            number += 1
+        if at < end:
+            yield at, end
+
+
+def _is_signal_frame(elf: ElfFile, address: int) -> bool:
+    """Return whether a link address is in code that returns from signal handlers, by the unwind table."""
+    from dprobes.target.unwind.exception_frames import read_description
+
+    description = elf.frames.description_of(elf, address)
+    try:
+        return description is not None and read_description(elf, description).common.is_signal_frame
+    except (TargetError, ValueError, IndexError):
+        return False  # its range is known all the same
+
+
+_INSIDE = "instructions inside other instructions"
+"""Description of places at which probepoints are refused: functions whose code overlaps disagree about them."""
+
+
+def _is_boundary(module: Module, offset: int) -> bool:
+    """Return whether a probepoint is accepted at a file offset: no instruction around it is known."""
+    from dprobes.target.code.machine_code import Boundary, check_boundary, instruction_at
+
+    if check_boundary(module, offset).status is Boundary.ON_BOUNDARY:
+        return True
+    try:
+        instruction_at(module, offset)
+    except TargetError:
+        return False
+    return True
 
 
 # The program.
@@ -274,27 +340,10 @@ def _program_for(name: str, code: _AccessingCode, target: StoredObject) -> Progr
 # The results.
 
 
-class _Places:
-    """The instructions of a module by their addresses in processes."""
-
-    def __init__(self, images: ProcessImages | None, places: Sequence[_Place]) -> None:
-        self._images = images
-        self._places = {place.offset: place for place in places}
-
-    def at(self, address: int) -> _Place | None:
-        """Return the instruction at an address of a process; None if no process is known to have had it there."""
-        for pid, since in self._images.code_at(address) if self._images is not None else ():
-            image = None if self._images is None else self._images.at(pid, since)
-            mapping = None if image is None else image.covering(address)
-            if mapping is not None and (place := self._places.get(address - mapping.start + mapping.offset)):
-                return place
-        return None
-
-
 class _Counts:
     """Reads and writes by field and function, under construction; ``lost`` counts accesses of unknown instructions."""
 
-    def __init__(self, layout: Layout, places: _Places) -> None:
+    def __init__(self, layout: Layout, places: CodePlaces[_Place]) -> None:
         self._layout = layout
         self._places = places
         self._counts: dict[tuple[Field, str], list[int]] = {}
@@ -382,7 +431,7 @@ class _StorageFace(run_steps.Face[int]):
         name, _, variable = given.variable.rpartition(":")
         if name in _KERNELS:
             raise TargetError(
-                f"the kernel's '{variable}' cannot be a storage profile: its instructions are not checked",
+                "storage cannot profile variables of the kernel",
                 hint=f"watch up to four fields of 1 to 8 bytes: dprobes run -e 'watch rw (long)kernel:{variable} "
                 "{ @[kstack(1)]++; }'",
             )
@@ -397,7 +446,7 @@ class _StorageFace(run_steps.Face[int]):
         self._code = _accessing_code(module, self._object)
         if not self._code.places:
             raise TargetError(f"no instruction of '{path.name}' can access '{variable}'")
-        self._module = path
+        self._module, self._inode = path, path.stat().st_ino
         program = _program_for(name, self._code, self._object)
         self._source = record_source(program, {}, names_addresses=True)
         return ProgramInput((program,), (FileSymbols(given.symbols),), Diagnostics(), self._source, Item(0))
@@ -428,10 +477,11 @@ class _StorageFace(run_steps.Face[int]):
         )
         finished = run.follow(self._early)
         tables = attachment.tables()
-        counts = _Counts(self._object.layout, _Places(self._source.images, self._code.places))
+        places = {place.offset: place for place in self._code.places}
+        counts = _Counts(self._object.layout, CodePlaces(self._source.images, places, self._inode))
         for table in tables:
             counts.add_table(table)
-        unseen = [UnseenCode(count, reason.value) for reason, count in self._code.unseen.items()]
+        unseen = [UnseenCode(count, what) for what, count in self._code.unseen.items()]
         found = dict(counts.finished())
         profile = StorageProfile(self._object.layout, str(self._module), found, len(self._code.places), tuple(unseen))
         self._print(profile)
@@ -446,12 +496,13 @@ class _StorageFace(run_steps.Face[int]):
             print_lines(map_lines(profile))
         else:
             print_table(TEXT_HEADER, list(text_rows(profile)))
+        was = "was" if profile.places == 1 else "were"
         console.note(
-            f"{profile.places} instructions of '{self._module.name}' were checked for accesses to the {layout.whole} "
-            f"bytes of '{layout.name}'"
+            f"{counted(profile.places, 'instruction')} of '{self._module.name}' {was} checked for accesses to the "
+            f"{counted(layout.whole, 'byte')} of '{layout.name}'"
         )
         if profile.unseen:
-            listed = "; ".join(f"{each.instructions} {each.what}" for each in profile.unseen)
+            listed = "; ".join(each.text for each in profile.unseen)
             console.note(f"not checked in '{self._module.name}': {listed}")
         console.note(
             "not seen: accesses by the kernel, by other modules, by code that is made at run time, and by push, pop, "
@@ -462,28 +513,33 @@ class _StorageFace(run_steps.Face[int]):
         """Print how many accesses are missing in the profile, and why."""
         lost = sum(table.lost for table in tables)
         if lost:
-            console.warning(f"{lost} accesses had no room in the tables: the profile is incomplete")
+            console.warning(f"{lost} access{'es' * (lost != 1)} had no room in the tables: the profile is incomplete")
         if counts.lost:
-            console.warning(f"{counts.lost} accesses are missing: the code of their process is no longer known")
+            are = "1 access is" if counts.lost == 1 else f"{counts.lost} accesses are"
+            console.warning(f"{are} missing: the code of their process is no longer known")
         if counts.bounded:
-            console.warning(f"{counts.bounded} reads are of repeated comparisons, which may have stopped before them")
+            console.warning(
+                f"up to {counts.bounded} of the reads did not happen: a repeated comparison (repe cmps, repne scas) "
+                "may end early"
+            )
         jump = fastest_engine()
         slow = sum(
             not all(each.startswith(jump) for each in count.executed)
             for count in (finished.counts if finished is not None else ())
         )
         if slow:
-            console.note(f"{slow} instructions had breakpoints: their executions took microseconds, hits or not")
+            have = "1 executed instruction has a breakpoint instead of a jump"
+            if slow > 1:
+                have = f"{slow} executed instructions have breakpoints instead of jumps"
+            console.note(f"{have}: each execution takes microseconds, whether it accesses the variable or not")
 
 
 @click.command("storage")
 @click.argument("variable", metavar="MODULE:VARIABLE")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND ...]")
-@click.option("-c", "--command", "command_line", metavar="COMMAND", help="Start this command, without a shell.")
-@click.option("-p", "--pid", type=PROCESS_ID, help="Look at this running process, until Ctrl-C.")
-@click.option(
-    "--follow/--no-follow", default=True, show_default=True, help="Count accesses of child processes as well."
-)
+@command_option("Start this command, without a shell.")
+@process_option("Look at this running process, until Ctrl-C.")
+@follow_option("Count accesses of child processes as well.")
 @symbols_option
 @engine_option("The engine; with auto, it is inline, because the others take microseconds for each instruction.")
 @click.option("--map", "as_map", is_flag=True, help="Print the layout by cache lines, with bars for the accesses.")
@@ -504,8 +560,8 @@ def storage_command(
     """
     Print which functions read and write the fields of a structure.
 
-    VARIABLE is a variable of MODULE, which has debug information. Each instruction of MODULE that accesses memory is
-    checked for accesses to the variable.
+    VARIABLE is a global or static variable of MODULE. MODULE needs debug information (-g). Each instruction of MODULE
+    that accesses memory is checked for accesses to the variable.
     """
     scope = scope_of(command_line, arguments, pid, None, None, follow=follow)
     if scope.kind is ScopeKind.EVERYWHERE:

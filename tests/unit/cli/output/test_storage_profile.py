@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dprobes.cli.output.storage_profile import Field, StorageProfile, layout_of, map_lines, text_rows
+from dprobes.cli.output.storage_profile import Field, StorageProfile, UnseenCode, layout_of, map_lines, text_rows
 from dprobes.dpc.types.c_types import Array, Integer, Member, Record
 
 CHAR = Integer("char", 1, is_signed=True, rank=1)
@@ -68,7 +68,7 @@ def test_the_map_marks_fields_that_reach_into_the_next_line() -> None:
     assert list(map_lines(profile)) == [
         "cache line 0: bytes 0 to 63",
         "     0    60  pad[60]",
-        "    60     8+ wide[1]  rrrrrrrrrrWWWWWWWWWWWWWWWWWWWW 1 reads, 2 writes",
+        "    60     8+ wide[1]  rrrrrrrrrrWWWWWWWWWWWWWWWWWWWW 1 read, 2 writes",
         "cache line 1: bytes 64 to 71",
         "    68     4  (hole)",
         "72 bytes, 2 cache lines (2 accessed), 1 hole of 4 bytes",
@@ -79,4 +79,11 @@ def test_the_map_marks_fields_that_reach_into_the_next_line() -> None:
         ("", "", "", "g", "0", "2"),
         ("", "", "", "f", "1", "0"),
         ("68", "4", "(hole)", "", "0", "0"),
+    ]
+
+
+def test_one_unseen_instruction_is_in_the_singular() -> None:
+    assert [UnseenCode(number, "instructions that access elements by a mask").text for number in (1, 2)] == [
+        "1 instruction that accesses elements by a mask",
+        "2 instructions that access elements by a mask",
     ]
