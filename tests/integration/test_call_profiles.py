@@ -128,7 +128,10 @@ def test_with_callees_only_calls_within_calls_of_the_function_count(build: Build
     }
     outside = sum(row["inclusive"] for row in rows if row.get("caller", "") is None)
     assert sum(row["exclusive"] for row in rows if "function" in row) == outside
-    assert "dprobes: note: 2 functions are profiled, which calls may reach" in done.stderr.splitlines()
+    assert (
+        "dprobes: note: 2 functions of the module are profiled: the given ones, and those that calls from them may "
+        "reach"
+    ) in done.stderr.splitlines()
 
 
 def test_with_callees_the_calls_that_are_known_at_run_time_only_are_counted(build: Builder) -> None:
@@ -137,10 +140,10 @@ def test_with_callees_the_calls_that_are_known_at_run_time_only_are_counted(buil
     assert done.returncode == 0, done.stderr
     notes = [line for line in done.stderr.splitlines() if line.startswith("dprobes: note: ")]
     what, calls, elsewhere = (note.removeprefix("dprobes: note: ") for note in notes[:3])
-    assert what == "7 functions are profiled, which calls may reach"
+    assert what == ("7 functions of the module are profiled: the given ones, and those that calls from them may reach")
     assert calls == (
-        "1 call in 1 function is indirect: what such calls reach is profiled only if others may reach it, "
-        "else its time is that of the caller"
+        "1 call in 1 function is indirect: a function that only such calls reach is not profiled, and its time counts "
+        "as time of the caller"
     )
     assert elsewhere == ("2 functions of other files, such as '_setjmp', are called: their time is that of the callers")
     rows = [json.loads(line) for line in done.stdout.splitlines()]
@@ -250,8 +253,8 @@ def test_what_cannot_be_profiled_is_refused_by_name(build: Builder) -> None:
     done = profile(f"{program}:absent*", "--", program, 1)
     assert done.returncode == 1
     assert done.stderr.splitlines() == [
-        f"dprobes: error: no function 'absent*' of '{program.name}' can be profiled: no function matches",
-        f"hint: dprobes list {program.name} prints the functions",
+        f"dprobes: error: '{program.name}' has no function that matches 'absent*'",
+        f"hint: dprobes list {program} prints the functions",
     ]
     done = profile(f"{program}:leaf")
     assert (done.returncode, done.stderr.splitlines()[-1]) == (
@@ -266,6 +269,13 @@ def test_what_cannot_be_profiled_is_refused_by_name(build: Builder) -> None:
         ),
         ((program, "--graph", "--json"), "--graph prints each call instead of a profile: leave out --json"),
         ((program, "--top", "--json"), "--top prints tables: leave out --json"),
+        ((program, "--interval", "1s"), "--interval needs --top"),
+        (
+            (program, "--stacks", "folded", "--json"),
+            "--json and --stacks folded exclude each other: both print on standard output",
+        ),
+        ((program, "--json", "--rows", 1), "--rows is for the table: leave out --json"),
+        ((program, "--stacks", "folded", "--rows", 1), "--rows is for the table: leave out --stacks folded"),
         (
             (program, "--stacks", "x.y"),
             "--stacks: 'x.y' is neither 'folded' nor a file that ends in .html, .folded, .pb.gz or .pftrace",
@@ -281,3 +291,56 @@ def test_a_file_that_cannot_be_written_is_an_error_before_the_command_runs(build
     assert done.returncode == 1
     assert done.stderr == f"dprobes: error: '{tmp_path}/no/file': no such file or directory\n"
     assert not ran.exists()
+
+
+def test_folded_stacks_are_alone_on_standard_output(build: Builder) -> None:
+    program = build("profiled.c", *FLAGS)
+    done = profile(f"{program}:leaf", "--stacks", "folded", "--", program, ROUNDS)
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stdout.splitlines()
+    assert line.startswith("leaf ")
+    assert f"recursive leaf {2 * ROUNDS}" in done.stderr.splitlines()
+
+
+def test_a_graph_without_calls_is_an_error_as_a_profile_is(build: Builder) -> None:
+    program = build("profiled.c", *FLAGS)
+    for options in ((), ("--graph",)):
+        done = profile(f"{program}:leaf", *options, "--", program, 0)
+        assert done.returncode == 1
+        assert f"dprobes: error: no call of a function of '{program.name}' has ended" in done.stderr.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("options", "warning"),
+    [
+        (("--graph",), "61 calls are missing: they were more than 239 calls deep"),
+        ((), "61 calls were more than 239 calls deep: their time is that of their callers"),
+    ],
+)
+def test_calls_that_are_too_deep_are_counted(build: Builder, tmp_path: Path, options: tuple[str], warning: str) -> None:
+    source, program = tmp_path / "deep.c", tmp_path / "deep"
+    source.write_text("""
+        __attribute__((noinline)) int deep(int n) { return n ? deep(n - 1) * 3 + 1 : 0; }
+        int main(void) { return deep(299) & 0; }
+    """)
+    flags = ("-O1", "-fno-optimize-sibling-calls", "-fno-ipa-cp")
+    subprocess.run(["gcc", *flags, source, "-o", program], check=True, timeout=TIMEOUT)
+    done = profile(f"{program}:deep", *options, "--", program)
+    assert done.returncode == 0, done.stderr
+    assert f"dprobes: warning: {warning}" in done.stderr.splitlines()
+
+
+def test_a_graph_names_the_functions_that_took_breakpoints(build: Builder, tmp_path: Path) -> None:
+    # No jump fits into the first byte of "slow": the next bytes are a loop, and as a distance they lead below 0.
+    source, program = tmp_path / "slow.c", tmp_path / "slow"
+    source.write_text("""
+        __asm__(".globl slow\\n.type slow, @function\\nslow: .cfi_startproc\\nnop\\n1: dec %edi\\njnz 1b\\nret\\n"
+                ".cfi_endproc\\n.size slow, .-slow\\n");
+        extern void slow(int);
+        __attribute__((noinline)) int fast(int n) { __asm__ volatile("" : "+r"(n)); return n * 77777; }
+        int main(void) { slow(3); return fast(2) == 1; }
+    """)
+    subprocess.run(["gcc", "-O1", "-no-pie", source, "-o", program], check=True, timeout=TIMEOUT)
+    found = [profile(f"{program}:[fs]*[tw]", *options, "--", program) for options in ((), ("--graph",))]
+    warnings = [[line for line in done.stderr.splitlines() if "include breakpoints" in line] for done in found]
+    assert warnings[0] == warnings[1] != [], found

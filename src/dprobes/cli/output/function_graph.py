@@ -127,6 +127,8 @@ class GraphView:
         self._entry_count = len(known)
         self.refused = 0
         """The number of records that no handler of the program can have written."""
+        self.events = 0
+        """The number of entries and returns."""
         self._graph = FunctionGraph()
         self._has_header = False
 
@@ -164,6 +166,7 @@ class GraphView:
                 continue
             number, is_entry = words[0], logged.minor < self._entry_count
             function = self._functions[logged.minor]
+            self.events += 1
             yield CallEvent(
                 logged.pid, logged.tid, number & _DEPTH_MASK, function, None if is_entry else number >> _DEPTH_BITS
             )

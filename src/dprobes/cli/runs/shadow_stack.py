@@ -30,17 +30,16 @@ from dprobes.target.code.function_exits import CallFrames, ExitKind, function_ex
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from dprobes.cli.runs.code_places import CodePlaces
     from dprobes.keyed.table_layout import TableContents
     from dprobes.rpn.rpn_program import ProbeDefinition, Program
     from dprobes.target.code.call_graph import Reached
     from dprobes.target.code.function_exits import Exits
     from dprobes.target.matching_functions import Function
     from dprobes.target.probed_module import Module
-    from dprobes.target.process_images import ProcessImages
 
 __all__ = [
     "FUNCTIONS_MAX",
-    "FunctionNames",
     "ProfiledCode",
     "depth_of",
     "paths_in",
@@ -230,11 +229,12 @@ class ProfiledCode(NamedTuple):
     reached: Reached | None = None
 
 
-def profiled_code(module: Module, pattern: str, *, with_callees: bool = False) -> ProfiledCode:
+def profiled_code(module: Module, given: str, pattern: str, *, with_callees: bool = False) -> ProfiledCode:
     """
     Return the code of the functions that match a pattern, and with ``with_callees`` that of all that they may call.
 
-    Raise ``TargetError`` if there is none that can be profiled, or if there are too many.
+    Raise ``TargetError`` if there is none that can be profiled, or if there are too many. Its hints contain ``given``,
+    the module as the user wrote it.
     """
     from dprobes.target.matching_functions import matching_functions
     from dprobes.target.readable_names import Demangler
@@ -262,17 +262,17 @@ def profiled_code(module: Module, pattern: str, *, with_callees: bool = False) -
         exits |= {each.offset: name for each in found.exits}
     file = module.path.name
     if roots.isdisjoint(entries):
+        hint = f"dprobes list {given} prints the functions"
         names = {demangler.name_of(each.name) for each in functions if each.offset in roots}
-        reason = next((left_out[name] for name in names if name in left_out), "no function matches")
-        raise TargetError(
-            f"no function '{pattern}' of '{file}' can be profiled: {reason}",
-            hint=f"dprobes list {file} prints the functions",
-        )
+        reason = next((left_out[name] for name in names if name in left_out), None)
+        if reason is None:
+            raise TargetError(f"'{file}' has no function that matches '{pattern}'", hint=hint)
+        raise TargetError(f"no function '{pattern}' of '{file}' can be profiled: {reason}", hint=hint)
     if len(entries) > FUNCTIONS_MAX:
         what = f"'{pattern}' reaches" if reached is not None else f"'{pattern}' matches"
         raise TargetError(
             f"{what} {len(entries)} functions of '{file}'; profile takes at most {FUNCTIONS_MAX}",
-            hint=f"name fewer functions: dprobes profile '{file}:PATTERN'",
+            hint=f"name fewer functions: dprobes profile '{given}:PATTERN'",
         )
     return ProfiledCode(entries, exits, left_out, roots, reached)
 
@@ -353,27 +353,12 @@ def program_for(name: str, code: ProfiledCode, *, keeps_paths: bool = False, log
 # The results.
 
 
-class FunctionNames:
-    """Names of the functions of the module with an ``inode`` by the addresses of their entries in processes."""
-
-    def __init__(self, images: ProcessImages | None, entries: Mapping[int, str], inode: int) -> None:
-        self._images = images
-        self._entries = entries
-        self._inode = inode
-
-    def name_of(self, address: int) -> str:
-        """Return the function's name, or the address as a number if no process is known to have had it there."""
-        for pid, since in self._images.code_at(address) if self._images is not None else ():
-            image = None if self._images is None else self._images.at(pid, since)
-            mapping = None if image is None else image.covering(address)
-            if mapping is None or mapping.inode != self._inode:
-                continue  # another process has another file at the address
-            if name := self._entries.get(address - mapping.start + mapping.offset):
-                return name
-        return f"{address:#x}"
+def _name_at(address: int, names: CodePlaces[str]) -> str:
+    """Return the name of the function whose entry is at an address, or the address as a number if it is unknown."""
+    return names.at(address) or f"{address:#x}"
 
 
-def profile_in(module: str, tables: Sequence[TableContents], names: FunctionNames) -> CallProfile:
+def profile_in(module: str, tables: Sequence[TableContents], names: CodePlaces[str]) -> CallProfile:
     """Return the profile in the tables of a program; functions with one name are added up."""
     from dprobes.keyed.table_layout import row_parts
 
@@ -382,7 +367,7 @@ def profile_in(module: str, tables: Sequence[TableContents], names: FunctionName
     def rows(name: str) -> Iterator[tuple[tuple[str, ...], tuple[int, ...]]]:
         for row in found[name].rows:
             keys = (part for part in row_parts(found[name].table, row.key, row.cells) if isinstance(part, int))
-            yield tuple(names.name_of(key) if key else OUTSIDE for key in keys), row.cells
+            yield tuple(_name_at(key, names) if key else OUTSIDE for key in keys), row.cells
 
     sums: dict[tuple[str, ...], list[int]] = {}
     for key, (count, inclusive) in rows("inclusive"):
@@ -406,7 +391,7 @@ def _signed(number: int) -> int:
     return number - (1 << 64) if number >> 63 else number
 
 
-def paths_in(tables: Sequence[TableContents], names: FunctionNames) -> dict[tuple[str, ...], int]:
+def paths_in(tables: Sequence[TableContents], names: CodePlaces[str]) -> dict[tuple[str, ...], int]:
     """
     Return the exclusive time of each path of calls in nanoseconds, the outermost function first.
 
@@ -423,7 +408,7 @@ def paths_in(tables: Sequence[TableContents], names: FunctionNames) -> dict[tupl
         rows[path] = parent, caller, function, _signed(row.cells[0])
     found: dict[tuple[str, ...], int] = {}
     for path, (_, _, _, own) in rows.items():
-        stack = tuple(names.name_of(address) for address in _functions_on(path, rows))
+        stack = tuple(_name_at(address, names) for address in _functions_on(path, rows))
         found[stack] = found.get(stack, 0) + own
     return {stack: own for stack, own in found.items() if own > 0}
 

@@ -13,10 +13,12 @@ import click
 from dprobes.cli import console
 from dprobes.cli.console import Progress, print_lines, print_table
 from dprobes.cli.output.call_profile import TEXT_HEADER, callgrind_lines, json_lines, since, text_rows
+from dprobes.cli.output.counted_nouns import counted
 from dprobes.cli.output.function_graph import GRAPH_ITEMS, GraphView
 from dprobes.cli.output.stack_profiles import FOLDED, check_stacks_target, is_perfetto, write_stacks
+from dprobes.cli.runs.code_places import CodePlaces
 from dprobes.cli.runs.early_interrupt import EarlyInterrupt
-from dprobes.cli.runs.shadow_stack import FunctionNames, depth_of, paths_in, profile_in, profiled_code, program_for
+from dprobes.cli.runs.shadow_stack import depth_of, paths_in, profile_in, profiled_code, program_for
 from dprobes.cli.scope_and_engine import (
     check_scope,
     command_option,
@@ -68,6 +70,8 @@ class _Options(NamedTuple):
     verbose: bool
 
 
+_TOP_SECONDS = 1.0
+"""Interval of ``--top`` if ``--interval`` is not given."""
 _TOP_ROWS = 20
 """Number of rows of ``--top`` if ``--rows`` is not given."""
 
@@ -102,7 +106,7 @@ class _Top:
         while not self._over.wait(self._seconds):
             profile, now = self._read(), time.monotonic()
             recent = profile if before is None else since(before, profile)
-            title = f"the last {now - began:.1f} s: {recent.calls} calls"
+            title = f"the last {now - began:.1f} s: {counted(recent.calls, 'call')}"
             before, began = profile, now
             with contextlib.suppress(BrokenPipeError):
                 console.clear_screen()
@@ -122,7 +126,7 @@ class _ProfileFace(run_steps.Face[int]):
         options = EngineOptions()
         chosen = fastest_engine() if self._given.engine == AUTO else self._given.engine
         scope = self._given.scope
-        if scope.command and self._given.as_json:
+        if scope.command and (self._given.as_json or self._given.stacks == FOLDED):
             scope = replace(scope, output=_STANDARD_ERROR)
         engine, scope = check_scope(chosen, scope, options)
         return Request(engine, scope, options)
@@ -141,7 +145,9 @@ class _ProfileFace(run_steps.Face[int]):
         if path is None:
             raise not_there(name, vantage.tid)
         symbols = FileSymbols(given.symbols)
-        self._code = profiled_code(Module.load(path, given.symbols), pattern or "*", with_callees=given.with_callees)
+        self._code = profiled_code(
+            Module.load(path, given.symbols), name, pattern or "*", with_callees=given.with_callees
+        )
         self._module, self._inode = path, path.stat().st_ino
         program = program_for(name, self._code, keeps_paths=given.stacks is not None, logs_calls=given.is_graph)
         self._source = record_source(program, {}, names_addresses=True)
@@ -166,17 +172,19 @@ class _ProfileFace(run_steps.Face[int]):
         reached = self._code.reached
         if reached is None:
             return
-        console.note(f"{len(self._code.entries)} functions are profiled, which calls may reach")
+        profiled = len(self._code.entries)
+        console.note(
+            "1 function of the module is profiled: the given one"
+            if profiled == 1
+            else f"{profiled} functions of the module are profiled: the given ones, and those that calls from them may "
+            "reach"
+        )
         if (calls := reached.indirect) > 0:
             callers = reached.indirect_callers
-            are = (
-                "1 call in 1 function is"
-                if calls == 1
-                else f"{calls} calls in {callers} function{'s' * (callers > 1)} are"
-            )
+            are = f"{counted(calls, 'call')} in {counted(callers, 'function')} {'is' if calls == 1 else 'are'}"
             console.note(
-                f"{are} indirect: what such calls reach is profiled only if others may reach it, else its time is "
-                "that of the caller"
+                f"{are} indirect: a function that only such calls reach is not profiled, and its time counts as time "
+                "of the caller"
             )
         if elsewhere := sorted(reached.elsewhere):
             are = f"{len(elsewhere)} functions of other files, such as '{elsewhere[0]}', are"
@@ -201,7 +209,7 @@ class _ProfileFace(run_steps.Face[int]):
             SummaryOptions(planned.engine),
             exit_status=False,
         )
-        names = FunctionNames(self._source.images, self._code.entries, self._inode)
+        names = CodePlaces(self._source.images, self._code.entries, self._inode)
         module = str(self._module)
         with contextlib.ExitStack() as shown:
             if (seconds := self._given.top) is not None:
@@ -213,9 +221,18 @@ class _ProfileFace(run_steps.Face[int]):
         if self._given.is_graph:
             self._tell_losses(tables, attachment)
             if finished is not None and (lost := sum(count.lost for count in finished.counts)):
-                console.warning(f"{lost} entries and returns are missing: their records found no room")
+                are, their = "1 entry or return is", "its record"
+                if lost > 1:
+                    are, their = f"{lost} entries and returns are", "their records"
+                console.warning(f"{are} missing: {their} found no room")
             if refused := sum(view.refused for view in views):
-                console.warning(f"{refused} records are missing: the program has overwritten them")
+                are, them = (f"{refused} records are", "them") if refused > 1 else ("1 record is", "it")
+                console.warning(f"{are} missing: the program has overwritten {them}")
+            if finished is not None:
+                self._tell_breakpoints(attachment, finished)
+            if not any(view.events for view in views):
+                self._refuse_empty()
+                return 1
             return 0 if finished is not None else 1
         profile = profile_in(module, tables, names)
         self._print(profile)
@@ -232,7 +249,7 @@ class _ProfileFace(run_steps.Face[int]):
     def _print(self, profile: CallProfile) -> None:
         given = self._given
         if not profile.edges:
-            console.error(f"no call of a function of '{self._module.name}' has ended")
+            self._refuse_empty()
         elif given.stacks == FOLDED:
             pass  # the stacks are the output
         elif given.as_json:
@@ -242,15 +259,18 @@ class _ProfileFace(run_steps.Face[int]):
         if given.callgrind is not None:
             _write(given.callgrind, "\n".join(callgrind_lines(profile, given.scope.command)) + "\n")
 
+    def _refuse_empty(self) -> None:
+        console.error(f"no call of a function of '{self._module.name}' has ended")
+
     def _tell_losses(self, tables: Sequence[TableContents], attachment: Attachment) -> None:
         """Print how many calls are missing in the profile, and why."""
         lost = sum(table.lost for table in tables)
         if lost:
-            console.warning(f"{lost} times of calls had no room in the tables: the profile is incomplete")
+            console.warning(f"{counted(lost, 'call')} had no room in the tables: the profile is incomplete")
         deep = sum(attachment.local_variables())
         if deep:
             depth = depth_of(keeps_paths=self._given.stacks is not None)
-            console.warning(f"{deep} calls were more than {depth} calls deep: their time is that of their callers")
+            console.warning(_deep_calls(deep, depth, is_graph=self._given.is_graph))
 
     def _tell_breakpoints(self, attachment: Attachment, finished: Finished) -> None:
         """Print which functions took breakpoints, if others had jumps: their times include those of the tracer."""
@@ -265,6 +285,16 @@ class _ProfileFace(run_steps.Face[int]):
         if slow and has_jumps:
             names = ", ".join(slow)
             console.warning(f"the times of {names} and their callers include breakpoints, tens of microseconds a call")
+
+
+def _deep_calls(number: int, depth: int, *, is_graph: bool) -> str:
+    """Return the warning about calls for which a shadow stack of ``depth`` frames had no room."""
+    if is_graph:
+        are, were = ("1 call is", "it was") if number == 1 else (f"{number} calls are", "they were")
+        return f"{are} missing: {were} more than {depth} calls deep"
+    if number == 1:
+        return f"1 call was more than {depth} calls deep: its time is that of its caller"
+    return f"{number} calls were more than {depth} calls deep: their time is that of their callers"
 
 
 def _write(path: Path, text: str) -> None:
@@ -302,7 +332,7 @@ def _write(path: Path, text: str) -> None:
 @click.option(
     "--top", "with_top", is_flag=True, help="While it runs, print the functions with most time since the last table."
 )
-@click.option("--interval", type=DURATION, default=1.0, metavar="TIME", help="The interval of --top. Default: 1s.")
+@click.option("--interval", type=DURATION, metavar="TIME", help="The interval of --top. Default: 1s.")
 @verbose_option
 def profile_command(
     place: str,
@@ -319,7 +349,7 @@ def profile_command(
     stacks: str | None,
     is_graph: bool,
     with_top: bool,
-    interval: float,
+    interval: float | None,
     verbose: bool,
 ) -> int:
     """
@@ -340,13 +370,19 @@ def profile_command(
         raise click.UsageError(f"--graph prints each call instead of a profile: leave out {given_other}")
     if with_top and (as_json or stacks == FOLDED):
         raise click.UsageError(f"--top prints tables: leave out {'--json' if as_json else '--stacks folded'}")
+    if interval is not None and not with_top:
+        raise click.UsageError("--interval needs --top")
+    if as_json and stacks == FOLDED:
+        raise click.UsageError("--json and --stacks folded exclude each other: both print on standard output")
+    if rows is not None and (as_json or stacks == FOLDED):
+        raise click.UsageError(f"--rows is for the table: leave out {'--json' if as_json else '--stacks folded'}")
     if stacks is not None:
         if is_perfetto(stacks):
             raise click.UsageError(f"--stacks: '{stacks}' would need the time of each call; profile adds the times up")
         check_stacks_target(stacks)
     if callgrind is not None:
         _write(callgrind, "")  # an unusable path is an error before the command runs, not after it
-    top = interval if with_top else None
+    top = (interval or _TOP_SECONDS) if with_top else None
     given = _Options(
         place, scope, engine_name, symbols, rows, as_json, callgrind, stacks, with_callees, top, is_graph, verbose
     )

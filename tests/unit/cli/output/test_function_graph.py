@@ -84,4 +84,4 @@ def test_records_that_no_handler_can_have_written_are_counted(capsys: pytest.Cap
     view.log_events(Batch(RecordSource(1, "x"), [good[0], *bad, good[1]], (), 0))
     view.close()
     assert capsys.readouterr().out.splitlines() == [GRAPH_HEADER, "       7  25 ns     | f();"]
-    assert view.refused == 4
+    assert (view.refused, view.events) == (4, 2)

@@ -1,33 +1,15 @@
-"""Names of profiled functions, and paths of calls, from tables that handlers have written."""
+"""Paths of calls from tables that handlers have written."""
 
 from __future__ import annotations
 
 import struct
 
-from dprobes.cli.runs.shadow_stack import FunctionNames, depth_of, paths_in
+from dprobes.cli.runs.code_places import CodePlaces
+from dprobes.cli.runs.shadow_stack import depth_of, paths_in
 from dprobes.keyed.table_layout import TableContents, TableRow
 from dprobes.rpn.keyed_tables import Key, KeyKind, Table, TableKind
-from dprobes.target.process_images import ProcessImages
-from dprobes.target.process_maps import Mapping
 
-OURS, OTHER = 11, 12
-ENTRIES = {0x10: "outer", 0x20: "inner"}
 WORDS = (Key(KeyKind.WORD), Key(KeyKind.WORD), Key(KeyKind.ADDRESS), Key(KeyKind.ADDRESS))
-
-
-def mapping(start: int, inode: int) -> Mapping:
-    return Mapping(start, start + 0x1000, "r-xp", 0, 1, inode, "/lib/x.so", deleted=False)
-
-
-def test_addresses_are_those_of_functions_only_where_the_module_is_mapped() -> None:
-    images = ProcessImages()
-    images.began(1, 1, [mapping(0x5000, OTHER)])
-    images.began(2, 1, [mapping(0x5000, OURS)])
-    images.began(3, 1, [mapping(0x9000, OTHER)])
-    names = FunctionNames(images, ENTRIES, OURS)
-    assert [names.name_of(address) for address in (0x5010, 0x5020, 0x5030, 0x9010)] == [
-        "outer", "inner", "0x5030", "0x9010",
-    ]  # fmt: skip
 
 
 def test_a_frame_takes_no_more_variables_than_a_thread_has() -> None:
@@ -40,7 +22,7 @@ def paths(*rows: tuple[int, int, int, int, int]) -> dict[tuple[str, ...], int]:
     contents = TableContents(
         table, tuple(TableRow(struct.pack("<4Q", *row[:4]), (row[4] & (1 << 64) - 1,)) for row in rows)
     )
-    return paths_in([contents], FunctionNames(None, {}, OURS))
+    return paths_in([contents], CodePlaces[str](None, {}, 11))
 
 
 def test_paths_are_put_together_from_their_parents() -> None:
