@@ -28,6 +28,7 @@ from dprobes.engines.ptrace.tracer_messages import (
     Lowered,
     MemoryCopied,
     PagesMapped,
+    PagesUnmapped,
     Placed,
     Raised,
     Removed,
@@ -54,7 +55,7 @@ __all__ = [
     "length_in",
 ]
 
-FOR_RESTORERS = (Placed, Removed, Raised, Lowered, Watched, PagesMapped, MemoryCopied)
+FOR_RESTORERS = (Placed, Removed, Raised, Lowered, Watched, PagesMapped, PagesUnmapped, MemoryCopied)
 
 
 class TracerBegun(NamedTuple):

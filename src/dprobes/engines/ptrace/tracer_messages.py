@@ -51,6 +51,7 @@ __all__ = [
     "NotInserted",
     "Overloaded",
     "PagesMapped",
+    "PagesUnmapped",
     "PatchSites",
     "Placed",
     "ProbeStatus",
@@ -331,6 +332,13 @@ class Placed(NamedTuple):
 
 class PagesMapped(NamedTuple):
     """A report that ``pages``, (start, end) each, are about to be mapped for copies of instructions."""
+
+    pid: int
+    pages: tuple[tuple[int, int], ...]
+
+
+class PagesUnmapped(NamedTuple):
+    """A report that ``pages`` of an earlier ``PagesMapped`` could not be mapped."""
 
     pid: int
     pages: tuple[tuple[int, int], ...]

@@ -18,6 +18,7 @@ from dprobes.engines.ptrace.tracer_messages import (
     Lowered,
     MemoryCopied,
     PagesMapped,
+    PagesUnmapped,
     Placed,
     Raised,
     Removed,
@@ -109,6 +110,8 @@ class CrashRestorer:
                 self.watched(pid, watches)
             case PagesMapped(pid, pages):
                 self._pages.setdefault(pid, []).extend(pages)
+            case PagesUnmapped(pid, pages):
+                self._pages[pid] = [each for each in self._pages.get(pid, ()) if each not in pages]
             case MemoryCopied(pid, parent):
                 self._pages[pid] = list(self._pages.get(parent, ()))
 

@@ -30,7 +30,7 @@ from dprobes.engines.ptrace.restorer_messages import (
     length_in,
 )
 from dprobes.engines.ptrace.site_patches import Patches
-from dprobes.engines.ptrace.tracer_messages import MemoryCopied, PagesMapped, Removed
+from dprobes.engines.ptrace.tracer_messages import MemoryCopied, PagesMapped, PagesUnmapped, Removed
 from dprobes.errors import DprobesError
 from dprobes.native.process_page import HAS_ENDED
 from dprobes.platform.linux.procfs import process_field
@@ -90,6 +90,10 @@ class RestorerList:
                 self._forget_memory(pid, region)
             case PagesMapped(pid, pages):
                 self._jumps.setdefault(pid, Patches()).code.setdefault(_SLOTS, []).extend(pages)
+            case PagesUnmapped(pid, pages):
+                if pid in self._jumps:
+                    code = self._jumps[pid].code
+                    code[_SLOTS] = [each for each in code.get(_SLOTS, ()) if each not in pages]
             case MemoryCopied(pid, parent):
                 self._copy_jumps(pid, parent)
             case Removed(pid, ()):

@@ -114,9 +114,7 @@ class Inserter:
                     self._modules.place_missing(space, thread, program)
                     self._modules.watch_missing(space, thread, program)
                     if not space.patches.memories:
-                        self._modules.write_unlisted(
-                            space
-                        )  # in descendants whose probes this program is the first to have
+                        self._modules.write_unlisted(space)  # of a descendant that has had no probes yet
                     if space.patches.known:
                         join_jumps(space, program, self._modules.native_probes(space, program))
         for space in spaces:

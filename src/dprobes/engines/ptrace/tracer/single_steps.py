@@ -21,7 +21,7 @@ from dprobes.engines.ptrace.tracer.call_injection import MMAP, MPROTECT, MUNMAP,
 from dprobes.engines.ptrace.tracer.held_signals import FAULTS, HeldSignals, move_signal_address
 from dprobes.engines.ptrace.tracer.placed_breakpoints import GRANULE, INT3, JUMP_SIZE, NOP, Slot, SlotArea
 from dprobes.engines.ptrace.tracer.tracer_state import ThreadGoneError, ThreadState
-from dprobes.engines.ptrace.tracer_messages import PagesMapped, Placed, Removed
+from dprobes.engines.ptrace.tracer_messages import PagesMapped, PagesUnmapped, Placed, Removed
 from dprobes.errors import TargetError
 from dprobes.platform.linux import ptrace_calls
 from dprobes.platform.linux.ptrace_calls import (
@@ -213,17 +213,24 @@ def map_code(connection: Connection, thread: Thread, address: int, size: int, da
         return 0
     for pid in space.pids:
         connection.send(PagesMapped(pid, ((start, start + size),)))
+    found, is_usable = 0, True
     try:
         with injecting(thread) as call:
             flags = _MAP_PRIVATE_ANONYMOUS_FIXED_NOREPLACE
+            found = start  # it may be mapped even if the call does not return
             found = call(MMAP[space.word_size], start, size, _PROT_READ_EXEC, flags, -1, 0)
             if found > 0 and found != start:
                 call(MUNMAP[space.word_size], found, size)  # a kernel that treats the address as a hint
             elif found == start and data:
                 call(MPROTECT[space.word_size], start + size - data, data, _PROT_READ_WRITE)
     except InjectionError:
+        is_usable = False
+    if found != start:
+        # Memory that the program maps there later must not be taken for this.
+        for pid in space.pids:
+            connection.send(PagesUnmapped(pid, ((start, start + size),)))
         return 0
-    return start if found == start else 0
+    return start if is_usable else 0
 
 
 def gap_near(tid: int, address: int, size: int, word_size: int) -> int:

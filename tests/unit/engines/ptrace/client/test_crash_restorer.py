@@ -11,7 +11,15 @@ from pathlib import Path
 import pytest
 
 from dprobes.engines.ptrace.client.crash_restorer import CrashRestorer
-from dprobes.engines.ptrace.tracer_messages import Lowered, MemoryCopied, PagesMapped, Placed, Raised, Removed
+from dprobes.engines.ptrace.tracer_messages import (
+    Lowered,
+    MemoryCopied,
+    PagesMapped,
+    PagesUnmapped,
+    Placed,
+    Raised,
+    Removed,
+)
 from dprobes.platform.linux import ptrace_calls
 
 
@@ -117,6 +125,8 @@ def test_pages_are_unmapped_in_all_processes_that_have_them(monkeypatch: pytest.
     restorer.note(MemoryCopied(9, 7))
     restorer.note(PagesMapped(7, ((0x5000, 0x6000),)))
     restorer.note(Removed(9))
+    restorer.note(PagesMapped(7, ((0x9000, 0xA000),)))
+    restorer.note(PagesUnmapped(7, ((0x9000, 0xA000),)))
     restorer.unmap()
     assert unmapped == {7: {0: [(0x1000, 0x2000), (0x5000, 0x6000)]}, 8: {0: [(0x1000, 0x2000)]}}
     unmapped.clear()

@@ -11,7 +11,7 @@ from dprobes.engines.ptrace.client import left_removal
 from dprobes.engines.ptrace.client.left_removal import Restored, RestorerList
 from dprobes.engines.ptrace.restorer_messages import FilesShared, JumpsPlanned, MemoryUnmapped
 from dprobes.engines.ptrace.site_patches import NativeMemory, Patches, SitePatch
-from dprobes.engines.ptrace.tracer_messages import MemoryCopied, PagesMapped, Placed, Removed
+from dprobes.engines.ptrace.tracer_messages import MemoryCopied, PagesMapped, PagesUnmapped, Placed, Removed
 
 if TYPE_CHECKING:
     import pytest
@@ -87,6 +87,23 @@ def test_a_child_has_what_its_parent_has() -> None:
     known.note(Removed(1 << 30))
     known.restore_breakpoints()
     assert int.from_bytes(bytes(data[:4]), "little") == ENDED
+
+
+def test_pages_that_could_not_be_mapped_are_not_unmapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[int, list[tuple[int, int]]] = {}
+
+    def unmap(pid: int, patches: Patches, _: float, __: object) -> bool:
+        asked[pid] = patches.code_ranges()
+        return True
+
+    monkeypatch.setattr(left_removal, "unmap_left_memory", unmap)
+    known = RestorerList()
+    known.note(PagesUnmapped(2, ((0x1000, 0x2000),)))
+    known.note(PagesMapped(1, ((0x1000, 0x2000),)))
+    known.note(PagesMapped(1, ((0x5000, 0x6000),)))
+    known.note(PagesUnmapped(1, ((0x5000, 0x6000),)))
+    known.unmap()
+    assert asked == {1: [(0x1000, 0x2000)]}
 
 
 def test_files_are_looked_for_until_it_is_known_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
