@@ -208,7 +208,7 @@ def test_a_command_is_not_patched(program: Path, replacing: Path, tmp_path: Path
     assert not marker.exists()
 
 
-@pytest.mark.parametrize("option", ["--filter=arg0 == 1", "--count=pid", "--stacks=folded", "--top"])
+@pytest.mark.parametrize("option", ["--filter=arg0 == 1", "--count=pid", "--stacks=folded"])
 def test_options_about_hits_are_refused(program: Path, replacing: Path, tmp_path: Path, option: str) -> None:
     source = tmp_path / "fix.rpn"
     source.write_text(rpn_of(program, f"work {replacing}:work"))
