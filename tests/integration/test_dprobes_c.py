@@ -268,11 +268,13 @@ def test_a_program_is_compiled_for_other_machines(tmp_path: Path) -> None:
 def test_the_examples_of_the_guide_compile(tmp_path: Path) -> None:
     programs = re.findall(r"^```c\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL)
     lines = re.findall(r"^dprobes run -e '(.*?)'", GUIDE, re.MULTILINE)
-    assert (len(programs), len(lines)) == (5, 6)
+    assert (len(programs), len(lines)) == (5, 7)
     for number, text in enumerate((*programs, *lines)):
         file = tmp_path / f"{number}.dpc"
         file.write_text(text)
-        assert "offset = " in dprobes("build", str(file), "--emit", "rpn").stdout
+        done = dprobes("build", str(file), "--emit", "rpn")
+        assert done.returncode == 0, done.stderr
+        assert ("offset = " in done.stdout) is not text.startswith("begin")
 
 
 @pytest.mark.parametrize("engine", ENGINES)

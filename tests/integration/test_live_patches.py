@@ -394,7 +394,7 @@ def test_a_patch_waits_until_no_frame_is_left(build: Builder, replaced: subproce
 
 def test_the_example_of_the_documentation_works(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "how-to" / "live-patches.md").read_text()
-    program, fix = re.findall(r"```c\n(.*?)```", page, re.DOTALL)
+    program, fix, *_ = re.findall(r"```c\n(.*?)```", page, re.DOTALL)
     headers = [word for name in ("stdio", "stdlib", "unistd") for word in ("-include", f"{name}.h")]
     compiling = next(line for line in page.splitlines() if line.startswith("$ gcc")).split()[1:]
     (tmp_path / "parser.c").write_text(program)

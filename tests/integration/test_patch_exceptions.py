@@ -25,7 +25,7 @@ ORIGINAL = "80 -8 0"
 
 @pytest.fixture
 def throwing(build: Builder) -> Iterator[subprocess.Popen[str]]:
-    with running(build("throwing.cc", compiler="g++"), stdin=subprocess.PIPE) as process:
+    with running(build("pricing.cc", compiler="g++"), stdin=subprocess.PIPE) as process:
         assert await_line(process) == f"{ORIGINAL}\n"
         yield process
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.arch import architecture
+from dprobes.arch.x86_processors import ACCESSED
 from dprobes.bpf.lower.hosts.hit_thread import REGISTER_OFFSETS
 from dprobes.engines.engine_interface import EngineOptions
 from dprobes.engines.inline.inline_engine import InlineEngine
@@ -69,7 +70,7 @@ def has_same_meaning(row: Row, register: Register | None) -> bool:
         return False
     if row.operand_kind is not OperandKind.REGISTER:
         return True
-    if register is None or register.name not in REGISTER_OFFSETS:
+    if register is None or register.name not in REGISTER_OFFSETS or register.name == ACCESSED:
         return False
     return row.syntax.startswith("push") or register.name not in _KEPT
 

@@ -1,4 +1,4 @@
-/* Patches for throwing.cc. */
+/* Patches for pricing.cc. */
 #include <stdexcept>
 
 extern "C" int orig_price(int n, double factor);

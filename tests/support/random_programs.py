@@ -62,7 +62,7 @@ TABLES = (
     Table("steps", TableKind.LHIST, (), Range(-3, 1000, 70)),
     Table("latest", TableKind.LAST, (Key(KeyKind.WORD),), room=2),
     Table("level", TableKind.LAST, ()),
-    Table("levels", TableKind.LAST, (Key(KeyKind.COMM),), value=Key(KeyKind.LONG)),
+    Table("levels", TableKind.LAST, (Key(KeyKind.SIGNED),), value=Key(KeyKind.LONG)),
     Table("wide", TableKind.STATS, (Key(KeyKind.SIGNED_LONG),), room=3, value=Key(KeyKind.LONG)),
     Table("names", TableKind.LAST, (Key(KeyKind.WORD),), room=3, value=Key(KeyKind.STRING, 11)),
     Table("texts", TableKind.COUNT, (Key(KeyKind.TEXT, 11),), room=5),
@@ -136,6 +136,11 @@ def _value(random: Random) -> int:
             return random.randrange(1 << 32)
 
 
+def _operated(row: Row, tables: Sequence[Table]) -> list[Table]:
+    """Return the tables on which an instruction can operate."""
+    return [each for each in tables if row.operator != "add" or each.takes_additions]
+
+
 class RandomPrograms:
     """
     A generator of programs for one processor from a source of random numbers.
@@ -161,6 +166,7 @@ class RandomPrograms:
             for row in instruction_set.ROWS
             if (is_x86 or row.group not in (instruction_set.Group.IO, instruction_set.Group.SEGMENT))
             and (row.operand_kind is OperandKind.REGISTER or allows(row, None))
+            and (row.operand_kind is not OperandKind.TABLE or _operated(row, tables))
         ]
         self._rows = [row for row in self._rows if row.operand_kind is not OperandKind.REGISTER or self._registers(row)]
 
@@ -301,7 +307,7 @@ class RandomPrograms:
             case OperandKind.EXTENSION:
                 return random.choice(("sample", "a.b"))
             case OperandKind.TABLE:
-                return random.choice(self._tables).name
+                return random.choice(_operated(row, self._tables)).name
             case OperandKind.FIELD:
                 return random.choice(_FIELDS)
             case OperandKind.TEXT:
@@ -440,10 +446,7 @@ class _Defined:
             case OperandKind.TEXT:
                 operand = self._random.choice(_TEXTS)
             case OperandKind.TABLE:
-                fitting = [each for each in self._tables if row.operator != "add" or each.takes_additions]
-                if not fitting:
-                    return
-                operand = self._random.choice(fitting).name
+                operand = self._random.choice(_operated(row, self._tables)).name
             case OperandKind.COUNTER:
                 operand = self._random.choice(COUNTERS[:4]).name
             case OperandKind.ARGUMENT:

@@ -39,12 +39,14 @@ from dprobes.target.kernel.traced_fields import Source, TracedEvent
 from integration.manager.conftest import PROGRAM
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dprobes.manager.probe_manager import Manager
     from integration.manager.sandbox import Sandbox, Service
 
 DOCUMENT = (Path(__file__).parents[3] / "docs" / "reference" / "manager.md").read_text()
 
-PROBE_KINDS = {"breakpoint", "watchpoint", "sampler", "tracepoint"}
+PROBE_KINDS = {"breakpoint", "watchpoint", "sampler", "tracepoint", "patch"}
 
 
 def section(verb: str) -> str:
@@ -154,6 +156,11 @@ def test_objects_within_results_are_documented() -> None:
     assert names_of(GlobalValues) == inner_names(documented(section("getvars"), "result")["globals"], "global")
 
 
+def kinds_of(row: Sequence[str]) -> set[str]:
+    """Return the kinds of probepoints that a row of the table names before a colon; none for a field of all kinds."""
+    return set(row[-1].partition(":")[0].split(", ")) & PROBE_KINDS if ":" in row[-1] else set()
+
+
 def test_probepoints_are_documented() -> None:
     rows = documented(DOCUMENT.partition("\nFields of each of `probes`:")[2], "probepoint")
     assert types(rows) == in_schema(ManagedProbepoint)
@@ -161,7 +168,7 @@ def test_probepoints_are_documented() -> None:
     assert set(re.findall(r"\b[A-Z][A-Z_]{5,}\b", rows["state"][-1])) == {each.value for each in ProbeState}
     assert inner_names(rows["kind"]) == PROBE_KINDS
     # What only some kinds have is left out of the others.
-    own = {name for name, row in rows.items() if row[-1].partition(":")[0] in PROBE_KINDS}
+    own = {name for name, row in rows.items() if kinds_of(row)}
     assert own == {member.name for member in members(ManagedProbepoint) if member.is_left_out}
 
 
@@ -180,9 +187,9 @@ def test_kinds_of_probepoints_have_the_fields_that_are_documented(
     state = (ProbeState.ACTIVE, "")
     probes = (watchpoint, sampler, counting, tracepoint)
     others = [encode(managed_program._describe_probe(1, each, state, Counts())) for each in probes]
-    common = {name for name, row in rows.items() if row[-1].partition(":")[0] not in PROBE_KINDS}
+    common = {name for name, row in rows.items() if not kinds_of(row)}
     for probe in (inserted["program"]["probes"][0], *others):
-        own = {name for name, row in rows.items() if row[-1].startswith(f"{probe['kind']}: ")}
+        own = {name for name, row in rows.items() if probe["kind"] in kinds_of(row)}
         assert set(probe) == common | own, probe["kind"]
     rates = [(each["frequency"], each["period"], each["counter"]) for each in others if each["kind"] == "sampler"]
     assert rates == [(99, 0, ""), (0, 7, "page-faults")]
