@@ -49,7 +49,7 @@ ONE_LINER = ["run", "--engine", "ebpf", "-e", "hotloop:tick {{ @ = count(); }}",
         (["check", "{source}"], 178, 83),
         (["run", "--engine", "ptrace", "{source}", "--", "{program}", "5"], 255, 132),
         (["run", "--engine", "ebpf", "{source}", "--", "{program}", "5"], 301, 178),
-        (ONE_LINER, 340, 216),
+        (ONE_LINER, 343, 219),
     ],
 )
 def test_a_start_imports_little(build: Builder, tmp_path: Path, command: list[str], every: int, ours: int) -> None:
