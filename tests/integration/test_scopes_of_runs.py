@@ -330,3 +330,35 @@ kill -9 $!"""
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=TIMEOUT, check=False)
     child, *rows = done.stdout.splitlines()
     assert [row.partition(":")[0] for row in rows] == [f"@[{child}]"], done.stderr
+
+
+@pytest.mark.parametrize("engine", ["ptrace", "inline"])
+def test_only_python_processes_of_dprobes_are_left_out_and_named(engine: str, build: Builder, tmp_path: Path) -> None:
+    """A shell has two children: a program whose first word is ``dprobes``, and a Python with a script of that name."""
+    program, script = build("generations.c"), tmp_path / "dprobes"
+    script.write_text("import sys; print(flush=True); sys.stdin.read()")
+    line = f"""exec 3<&0; {sys.executable} {script} <&3 >{tmp_path}/out & echo $!
+(exec -a dprobes {program}) & wait"""
+    with subprocess.Popen(["bash", "-c", line], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        other, *pids = (int(process.stdout.readline()) for _ in range(4))
+        await_true(lambda: (tmp_path / "out").read_text() == "\n", "the start of the script")
+        text = f'"{program}":step {{ @[pid] = count(); }}'
+        command = [sys.executable, "-m", "dprobes", "run", "--engine", engine, "-e", text, "-p", str(process.pid)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as client:
+            try:
+                said = await_message(client, "active; Ctrl-C ends the run")
+                for pid in pids:
+                    os.kill(pid, signal.SIGUSR1)
+                    assert int(process.stdout.readline()) == pid
+                client.send_signal(signal.SIGINT)
+                output, _ = client.communicate(timeout=TIMEOUT)
+            finally:
+                client.kill()
+                os.kill(pids[0], signal.SIGKILL)
+                process.kill()
+        assert (
+            f"dprobes: note: descendants of process {process.pid} that belong to a dprobes have no probes: "
+            f"{other} ({Path(sys.executable).name})\n"
+        ) in said
+        assert set(output.split("\n")) - {""} == {f"@[{pid}]: 5" for pid in pids}

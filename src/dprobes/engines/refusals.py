@@ -131,10 +131,18 @@ def _closed_error(pid: int) -> PrivilegeError:
 
 
 def is_dprobes(pid: int) -> bool:
-    """Return True if the command line of a process is that of a client or a tracer."""
+    """
+    Return True if a process of this user is a Python with the command line of a client, or of a process that it starts.
+
+    The command line alone is not enough: ``make dprobes`` and ``vim dprobes`` are other programs.
+    """
+    process = Path(f"/proc/{pid}")
     try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        words = (process / "cmdline").read_bytes().split(b"\0")
+        executable = os.path.basename(os.readlink(process / "exe"))
     except OSError:
+        return False
+    if not executable.startswith("python") or process_field(pid, "Uid").split()[1:2] != [str(os.geteuid())]:
         return False
     # "/usr/bin/dprobes run", "python /usr/bin/dprobes run", "python -m dprobes run", "python -P -m dprobes.engines..."
     scripts = [os.path.basename(word) for word in words[:2]]

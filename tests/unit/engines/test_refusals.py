@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 import time
@@ -13,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.engines import refusals
-from dprobes.engines.refusals import RESTORER, check_traceable
+from dprobes.engines.refusals import RESTORER, check_traceable, is_dprobes
 from dprobes.errors import EngineError
 
 if TYPE_CHECKING:
@@ -101,3 +103,25 @@ def test_another_tracer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> No
     assert caught.value.message == f"process {pid} ({by}) is traced by process {tracer.pid} ({by}) already"
     assert caught.value.hint == "end that first: a process has one tracer"
     assert sleeps == []
+
+
+@pytest.mark.parametrize("first", ["cat", "dprobes"])
+def test_another_program_with_the_name_among_its_words_is_no_dprobes(tmp_path: Path, first: str) -> None:
+    read = tmp_path / "dprobes"
+    os.mkfifo(read)
+    with subprocess.Popen([first, str(read)], executable=shutil.which("cat")) as process, read.open("w"):
+        assert not is_dprobes(process.pid)
+
+
+def test_a_python_that_runs_dprobes_is_one_unless_another_user_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "dprobes"
+    script.write_text("print(flush=True); input()")
+    with subprocess.Popen([sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert is_dprobes(process.pid)
+        monkeypatch.setattr("dprobes.engines.refusals.os.geteuid", lambda: 4242)
+        assert not is_dprobes(process.pid)
+        process.kill()

@@ -513,6 +513,8 @@ class Warned(NamedTuple):
     program: int | None = None
     details: str = ""
     """Additional lines below the message."""
+    is_warning: bool = True
+    """False for a note."""
 
 
 class Left(NamedTuple):

@@ -354,8 +354,8 @@ def event_of(message: ProbeStatus | Dumped | Warned) -> Event:
             return _state_event(message)
         case Dumped():
             return _dump_notice(message)
-        case Warned(text, hint, _, details):
-            return Notice(text, hint, details=details)
+        case Warned(text, hint, _, details, is_warning):
+            return Notice(text, hint, is_warning, details)
 
 
 def _dump_notice(dumped: Dumped) -> Notice:

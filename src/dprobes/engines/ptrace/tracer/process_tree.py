@@ -474,6 +474,9 @@ def word_size_of(tid: int) -> Literal[4, 8]:
 _PATIENCE = 30.0
 """Seconds to wait for jumps, before breakpoints are written instead."""
 
+_NAMED_MAX = 10
+"""Maximum number of processes that a note names."""
+
 
 class Attachment:
     """
@@ -539,15 +542,19 @@ class Attachment:
         """
         Attach to the descendants of a traced process, except processes of dprobes and what those have started.
 
-        A process that was started meanwhile is traced already. One that cannot be traced has no probes, as a warning
-        says.
+        A process that was started meanwhile is traced already. A note names the processes of other runs of dprobes, a
+        warning those that cannot be traced.
         """
         refused: list[tuple[int, OSError]] = []
+        skipped: list[int] = []
         waiting = [pid]
         while waiting:
             parent = waiting.pop()
             for child in _children(parent):
-                if child == self._connection.client or is_dprobes(child):
+                if child == self._connection.client:
+                    continue
+                if is_dprobes(child):
+                    skipped.append(child)
                     continue
                 try:
                     if not self._seizer.is_known(child):
@@ -564,6 +571,11 @@ class Attachment:
             others = f"; and {len(refused) - 1} more" if len(refused) > 1 else ""
             what = f"process {first} ({process_field(first, 'Name')}), a descendant of process {pid}, has no probes"
             self._connection.send(Warned(f"{what}: it cannot be traced: {reason_of(problem)}{others}"))
+        if skipped:
+            names = ", ".join(f"{each} ({process_field(each, 'Name')})" for each in skipped[:_NAMED_MAX])
+            others = f" and {len(skipped) - _NAMED_MAX} more" if len(skipped) > _NAMED_MAX else ""
+            text = f"descendants of process {pid} that belong to a dprobes have no probes: {names}{others}"
+            self._connection.send(Warned(text, is_warning=False))
 
     def _begin_descendant(self, pid: int, parent: int) -> None:
         """Seize a process, and place breakpoints in it; raise OSError, with nothing changed, if that fails."""
