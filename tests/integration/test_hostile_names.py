@@ -196,6 +196,7 @@ def test_no_verb_prints_what_disturbs_a_line_or_a_terminal(hostile: Hostile, san
     checked(f"dprobes profile {victim}:main {command}", fails=None)
     checked(f"dprobes profile {missing} {command}", fails=True)
     checked(f"dprobes storage {victim}:{harm} {command}", fails=True)
+    assert "evil\\x1b[31m\\nFORGED" in checked(f"dprobes storage {victim}:calls {command}")
     checked(f"dprobes storage {missing}:{harm} {command}", fails=True)
     assert checked.verbs == set(VERBS)
     assert "FORGED" in checked.said  # the names were there
