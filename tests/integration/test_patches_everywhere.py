@@ -209,10 +209,10 @@ def test_skipped_processes_make_the_status_one(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    start()
+    process = start()
     clock = iter(range(0, 1 << 30, 3600))
     monkeypatch.setattr(foreign_users, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    monkeypatch.setattr(foreign_users, "_owner_of_process", lambda _: "user 1000")
+    monkeypatch.setattr(foreign_users, "_owner_of_process", lambda pid: None if pid == process.pid else "user 1000")
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     try:
         arguments = patch(shown, "--persist")[len(DPROBES) + 1 :]
@@ -222,6 +222,7 @@ def test_skipped_processes_make_the_status_one(
     assert (
         "warning: what the processes of user 1000 map takes longer to look through than the 2 s that each user has"
     ) in capsys.readouterr().err
+    assert ask(process) == "2"
 
 
 def test_a_jump_that_is_gone_is_an_error(
