@@ -13,13 +13,16 @@ import pytest
 
 from dprobes.cli.verbs.patch import patch_command
 from dprobes.engines import foreign_users
-from dprobes.engines.ptrace.patching import patched_processes
-from dprobes.engines.ptrace.patching.live_patches import insert_patch, remove_patch
+from dprobes.engines.foreign_users import ForeignUsers
+from dprobes.engines.ptrace.patching import patch_symbols, patched_processes
+from dprobes.engines.ptrace.patching.live_patches import insert_patch, plan_patch, remove_patch
 from dprobes.engines.ptrace.patching.patch_records import listed_patches
 from dprobes.engines.ptrace.patching.patched_processes import PatchedProcesses
 from dprobes.engines.ptrace.tracer.thread_stopper import await_stop
 from dprobes.errors import EngineError, TargetError
 from dprobes.platform.linux import ptrace_calls
+from dprobes.target.probed_module import Module
+from dprobes.target.process_maps import mappings_of
 from integration.support import DPROBES, TIMEOUT, await_line, children_of, code_is_original, environment, running
 
 if TYPE_CHECKING:
@@ -260,3 +263,84 @@ def test_a_process_that_may_not_be_inspected_keeps_its_patch(
     assert pid == process.pid
     assert error is not None
     assert error.message == f"process {pid} may not be traced by this user"
+
+
+def test_no_file_is_read_that_a_patch_does_not_need(
+    shown: Path, start: Callable[[], subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process can map any number of files."""
+    process = start()
+    read: list[Path] = []
+
+    def load(path: Path, *, reached: Path) -> Module:
+        read.append(path)
+        return Module.load(path, reached=reached)
+
+    monkeypatch.setattr(patch_symbols, "Module", SimpleNamespace(load=load))
+    plan_patch(process.pid, shown.parent / "two.so", "two", f"{shown}:shown", None)
+    assert read == [shown]
+
+
+def library_user(shown: Path, called: str) -> Path:
+    """Return an object that calls a function of libc."""
+    source = f"unsigned long {called}(const char *); int two(void) {{ return {called}((char *)two); }}\n"
+    (shown.parent / "uses.c").write_text(source)
+    command = "gcc -O1 -shared -fPIC -nostartfiles -fno-builtin -w uses.c -o uses.so"
+    subprocess.run(command.split(), cwd=shown.parent, check=True)
+    return shown.parent / "uses.so"
+
+
+def test_the_sum_of_the_sizes_of_read_files_is_limited(
+    shown: Path, start: Callable[[], subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = start()
+    path = library_user(shown, "atol")
+    plan_patch(process.pid, path, "two", "shown", None)
+    monkeypatch.setattr(patch_symbols, "_SIZES_MAX", 1 << 20)
+    libc = next(each.path for each in mappings_of(process.pid) if "/libc.so" in each.path)
+    with pytest.raises(TargetError) as caught:
+        plan_patch(process.pid, path, "two", "shown", None)
+    assert caught.value.message == (
+        f"process {process.pid} maps code of files with more than the 1 MiB that are read: '{libc}' is not read"
+    )
+    assert caught.value.hint == "libraries are read until all symbols that the patch uses are found"
+
+
+def test_the_number_of_searched_relocations_is_limited(
+    shown: Path, start: Callable[[], subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = start()
+    path = library_user(shown, "strlen")
+    monkeypatch.setattr(patch_symbols, "_RELOCATIONS_MAX", 3)
+    with pytest.raises(TargetError) as caught:
+        plan_patch(process.pid, path, "two", "shown", None)
+    assert caught.value.message == (
+        f"process {process.pid} maps files with more than 3 relocations, in which the addresses of functions that are "
+        "chosen at run time (IFUNC) are searched"
+    )
+    assert caught.value.hint == "do not call such functions, as of libc's memcpy and strlen, in the patch"
+
+
+def test_files_of_other_users_are_limited(
+    shown: Path,
+    start: Callable[[], subprocess.Popen[str]],
+    processes_of: PatchedProcesses,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The file is charged once for all processes; a refused one is told once, and tried again."""
+    processes, may_have, asked = [start(), start()], [False], list[str]()
+
+    def may_have_file(_: ForeignUsers, owner: str) -> bool:
+        asked.append(owner)
+        return may_have[0]
+
+    monkeypatch.setattr(patch_symbols, "foreign_owner", lambda _: "user 1000")
+    monkeypatch.setattr(ForeignUsers, "may_have_file", may_have_file)
+    errors = [each.error.message for each in processes_of.look() if each.error is not None]
+    assert errors == [f"'{shown}' is not read: too many files of user 1000 were read just now"] * 2
+    assert list(processes_of.look()) == []
+    may_have[0], asked[:] = True, []
+    assert [each.inserted is not None for each in processes_of.look()] == [True, True]
+    assert asked == ["user 1000"]
+    assert [error for _, _, error in processes_of.restore()] == [None, None]
+    assert [ask(each) for each in processes] == ["1", "1"]

@@ -30,7 +30,7 @@ from dprobes.engines.ptrace.patching.patch_records import (
     stack_at,
     take_from_stack,
 )
-from dprobes.engines.ptrace.patching.patch_symbols import ProcessSymbols, function_named, mapped_modules
+from dprobes.engines.ptrace.patching.patch_symbols import ProcessModules, ProcessSymbols, function_named
 from dprobes.engines.ptrace.patching.thread_hold import HeldProcess, ThreadHold, TracedBrieflyError
 from dprobes.engines.ptrace.site_patches import SitePatch
 from dprobes.engines.ptrace.tracer.call_injection import MMAP, MUNMAP, InjectionError, injecting, may_inject
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from dprobes.engines.ptrace.patching.patch_symbols import MappedModule
+    from dprobes.engines.ptrace.patching.patch_symbols import ForeignFiles, MappedModule
     from dprobes.engines.ptrace.tracer.call_injection import Call
     from dprobes.engines.ptrace.tracer.tracer_state import Thread
 
@@ -157,25 +157,30 @@ def restored_text(pid: int, record: PatchRecord) -> str:
 
 
 def plan_patch(
-    pid: int, path: Path, symbol: str, function: str | None, build_id: str | None, *, replaces: bool = False
+    pid: int,
+    path: Path,
+    symbol: str,
+    function: str | None,
+    build_id: str | None,
+    *,
+    replaces: bool = False,
+    foreign: ForeignFiles | None = None,
 ) -> PlannedPatch:
     """
     Return the plan to replace a function of a process by the function ``symbol`` of the object at ``path``.
 
     ``function`` is the replaced one, ``[MODULE:]FUNCTION``; None: it has the name ``symbol``. ``build_id``, in hex, is
-    that of the module; None: the one that the object names, if any. ``replaces`` is as in ``PlannedPatch``. Raise
-    ``TargetError`` if the object, the module or a symbol is unsuitable, and ``EngineError`` if memory of the process
-    cannot be read.
+    that of the module; None: the one that the object names, if any. ``replaces`` is as in ``PlannedPatch``.
+    ``foreign`` limits the files of other users that are read. Raise ``TargetError`` if the object, the module or a
+    symbol is unsuitable, and ``EngineError`` if memory of the process cannot be read.
     """
     found = PatchObject.read(path)
     found.function(symbol)
     stack = first_stack_of(pid)
     with memory_of(pid) as space:
-        modules = mapped_modules(pid, space.read)
-    if not modules:
-        raise TargetError(f"process {pid} executes no file that can be read")
-    if modules[0].elf.machine != "x86_64":
-        raise TargetError(f"process {pid} executes {modules[0].elf.machine} code, and only x86_64 can be patched")
+        modules = ProcessModules(pid, space.read, foreign)
+    if modules.program.elf.machine != "x86_64":
+        raise TargetError(f"process {pid} executes {modules.program.elf.machine} code, and only x86_64 can be patched")
     module, name = function_named(function or symbol, modules, pid)
     _check_build_id(module, build_id or found.wanted_build_id, path if build_id is None else None)
     link_address = module.module.address_of(name)

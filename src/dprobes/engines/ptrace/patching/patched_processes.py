@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from dprobes.engines.foreign_users import ForeignUsers
 from dprobes.engines.ptrace.patching.live_patches import insert_patch, plan_patch, remove_patch
 from dprobes.engines.ptrace.patching.patch_records import is_active, patches_of
+from dprobes.engines.ptrace.patching.patch_symbols import FileLimitError, ForeignFiles
 from dprobes.engines.refusals import is_dprobes
 from dprobes.errors import DprobesError, EngineError, TargetError, reason_of
 from dprobes.platform.linux.procfs import first_stack_of, start_time, thread_state
@@ -89,6 +90,8 @@ class PatchedProcesses:
         self._examined: set[_Identity] = set()
         self._records: dict[_Identity, PatchRecord] = {}
         self._users = ForeignUsers(str(found))
+        self._foreign = ForeignFiles(self._users)
+        self._refused: set[_Identity] = set()
         self.closed = 0
         """Number of processes whose mappings this user may not read, at the last look."""
         self.is_skipping = False
@@ -107,10 +110,17 @@ class PatchedProcesses:
             present.add(identity)
             if identity not in self._examined:
                 self._examined.add(identity)
-                yield self._patched(pid, identity)
+                result = self._patched(pid, identity)
+                if isinstance(result.error, FileLimitError):  # it is tried again later
+                    self._examined.discard(identity)
+                    if identity in self._refused:
+                        continue
+                    self._refused.add(identity)
+                yield result
         # A process that has ended, or has executed another program, has no patch any more.
         present |= {each for each in self._records if each[0] not in self._read and self._identity_of(each[0]) == each}
         self._examined &= present
+        self._refused &= present
         self._records = {identity: record for identity, record in self._records.items() if identity in present}
 
     def notices(self) -> Iterator[Notice]:
@@ -185,7 +195,9 @@ class PatchedProcesses:
                 return ProcessResult(pid, name)
             place = next(each for each in code_mappings(pid)[0] if (each.device, each.inode) == self._file)
             function = f"{place.path}:{self._name}"
-            planned = plan_patch(pid, self._path, self._symbol, function, self._build_id, replaces=self._replaces)
+            planned = plan_patch(
+                pid, self._path, self._symbol, function, self._build_id, replaces=self._replaces, foreign=self._foreign
+            )
             inserted = insert_patch(planned, idle=self._idle)
         except StopIteration:
             return ProcessResult(pid, name, error=TargetError(f"process {pid} has unmapped '{self.module}'"))
