@@ -10,6 +10,7 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING
 
+from dprobes.arch.x86_processors import ACCESSED
 from dprobes.keyed.table_entries import stores_of
 from dprobes.rpn import instruction_set
 from dprobes.rpn.control_flow import stack_effect
@@ -172,7 +173,12 @@ class RandomPrograms:
 
     def _registers(self, row: Row) -> list[str]:
         access = row.syntax.partition(",")[0]
-        return [r.name for r in self._architecture.registers if r.may_be(access) and self._allows(row, r)]
+        # Only programs of 'dprobes storage' know the distance of the accessed memory.
+        return [
+            r.name
+            for r in self._architecture.registers
+            if r.may_be(access) and r.name != ACCESSED and self._allows(row, r)
+        ]
 
     def wild(self) -> Program:
         """Return a well-formed program, whose behaviour may be unspecified."""
@@ -468,7 +474,7 @@ class _Defined:
             r.name
             for r in self._architecture.registers
             if r.may_be(access) and not r.selector_cells and r.memory_offset is None and not r.parts
-            and r.bits <= self._architecture.word_bits and self._allows(row, r)
+            and r.bits <= self._architecture.word_bits and r.name != ACCESSED and self._allows(row, r)
         ]  # fmt: skip
         self._emit(row.syntax, self._random.choice(wide))
 

@@ -222,7 +222,7 @@ class _LineFace(run_steps.Face[int]):
     def _check_patches(self, scope: Scope) -> None:
         """Raise ``DprobesError`` for a scope or options that a program with patches cannot have."""
         given = self._given
-        if scope.pid is None:
+        if scope.pid is None and scope.endpoint is None:
             message = "a patch needs a running process, whose libraries are loaded"
             raise EngineError(message, hint="give the id of the process with -p")
         of_hits = {
