@@ -189,8 +189,10 @@ def generations(program: Path) -> Iterator[tuple[list[int], Callable[[int], None
             os.kill(pid, signal.SIGUSR1)
             assert int(process.stdout.readline()) == pid
 
-        yield pids, call
-        process.kill()
+        try:
+            yield pids, call
+        finally:
+            process.kill()
 
 
 @contextlib.contextmanager
@@ -230,14 +232,16 @@ def test_a_child_of_vfork_of_a_descendant_is_probed_after_its_exec(engine: str, 
         assert process.stdin is not None
         assert process.stdout is not None
         child = int(process.stdout.readline())
-        with probed(engine, program, "-p", str(process.pid)) as client:
-            process.stdin.write("\n")
-            process.stdin.flush()
-            assert int(process.stdout.readline()) == child
-            client.send_signal(signal.SIGINT)
-            output, errors = client.communicate(timeout=TIMEOUT)
-            assert output == f"@[{child}]: 5\n", errors
-        process.kill()
+        try:
+            with probed(engine, program, "-p", str(process.pid)) as client:
+                process.stdin.write("\n")
+                process.stdin.flush()
+                assert int(process.stdout.readline()) == child
+                client.send_signal(signal.SIGINT)
+                output, errors = client.communicate(timeout=TIMEOUT)
+                assert output == f"@[{child}]: 5\n", errors
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize("engine", ["ptrace", "inline"])
