@@ -49,7 +49,7 @@ from dprobes.keyed.table_entries import TableStore, cells_of
 from dprobes.platform.linux.bpf_calls import ProgramFlag, ProgramRunner, ProgramType, verifier_log
 from dprobes.record.log_record import PROCESS_NAME_MAX, Item, LogRecord, decode_record
 from dprobes.rpn.instruction_encoding import CodeImage, decode_all
-from dprobes.rpn.instruction_set import RPN_STACK_CELLS, Group
+from dprobes.rpn.instruction_set import RPN_STACK_CELLS, Group, rows_by_syntax
 from dprobes.rpn.keyed_tables import TableKind
 from dprobes.testing import FakeContext
 from dprobes.vm import Ending, Outcome, Point
@@ -118,6 +118,9 @@ class FinalState(NamedTuple):
         return self.cells[(self.tsp + index) % RPN_STACK_CELLS]
 
 
+_PUSH_COUNTER = rows_by_syntax()["push elapsed, <counter>"].opcode
+
+
 class EbpfRunner:
     """
     A runner of the handlers of one program in eBPF; a context manager.
@@ -151,6 +154,7 @@ class EbpfRunner:
         self._tables: TableMaps[Any, Any] | None = None
         self._thread_values = "<" + str(power_of_two(tv)) + "Q"
         shared = self.shared_tables(image)
+        has_counters = self.abilities(loops, sleepable=sleepable).counters is not None
         self._request = replace(
             request,
             abilities=self.abilities(loops, sleepable=sleepable)._replace(small_states=request.abilities.small_states),
@@ -162,7 +166,8 @@ class EbpfRunner:
             shared_tables=shared,
             entry=KeptEntry(
                 tuple((r.name, r.index, r.memory_offset) for r in self._kept_registers()),
-                counters=COUNTERS_KEPT if self.abilities(loops, sleepable=sleepable).counters is not None else (),
+                # All that a call can keep takes so much of the BPF stack that nested callbacks find no room.
+                counters=COUNTERS_KEPT if has_counters and _PUSH_COUNTER in image.data else (),
             ),
             symbols=context.symbols,
             extensions={n: e.compile for n, e in context.extensions.items() if e.compile is not None},
