@@ -151,10 +151,16 @@ def test_patches_of_all_processes_are_listed_and_removed(
     ("arguments", "message"),
     [
         (["fix.so:f", "--everywhere"], "--everywhere needs the module of the function: OBJECT:SYMBOL=MODULE:FUNCTION"),
-        (["fix.so:f"], "expected a process, -p PID, or all that map the module, --everywhere"),
-        (["fix.so:f", "-p", "1", "--everywhere"], "expected a process, -p PID, or all that map the module"),
+        (["fix.so:f"], "name a process (-p PID), or patch all processes that map the module (--everywhere)"),
+        (
+            ["fix.so:f", "-p", "1", "--everywhere"],
+            "name a process (-p PID), or patch all processes that map the module",
+        ),
+        (["--list", "--everywhere", "--persist"], "--list takes no --persist"),
+        (["fix.so:f", "--list", "-p", "1"], "--list takes no argument"),
+        (["--remove", "--replace", "-p", "1", "--allow-write"], "--remove takes no --replace"),
     ],
-    ids=["no module", "nothing", "both"],
+    ids=["no module", "nothing", "both", "list persist", "list name", "remove replace"],
 )
 def test_what_is_missing_is_told(arguments: list[str], message: str) -> None:
     command = [*DPROBES, "patch", *arguments, "--allow-write"]

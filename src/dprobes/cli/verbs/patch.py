@@ -89,7 +89,10 @@ def patch_command(
     if lists and removes:
         raise click.UsageError("--list and --remove exclude each other")
     if (pid is None) != everywhere:
-        raise click.UsageError("expected a process, -p PID, or all that map the module, --everywhere")
+        message = "name a process (-p PID), or patch all processes that map the module (--everywhere)"
+        raise click.UsageError(message)
+    if lists or removes:
+        _refuse_ignored("--list" if lists else "--remove", patch if lists else None, build_id, idle, replaces, persist)
     if lists:
         return _list(pid)
     if not allow_write:
@@ -182,9 +185,11 @@ def _patch_everywhere(
             message = f"the mappings of {count} cannot be read: they are not patched, whatever they map"
             console.note(message, hint="run dprobes as root" if os.geteuid() else None)
         if persist:
+            if not processes.count:
+                raise TargetError(f"no process maps '{processes.module}'")
             is_kept = True
             console.note("processes that start later are not patched")
-            return 0 if is_complete and processes.count else 1
+            return 0 if is_complete else 1
         console.write(f"new processes that map '{processes.module}' are patched, too; Ctrl-C restores the function")
         while not _await_signal():
             _tell(processes)
@@ -257,6 +262,23 @@ def _await_end(process: int) -> bool:
         os.close(signals)
 
 
+def _refuse_ignored(
+    verb: str,
+    patch: str | None,
+    build_id: str | None,
+    idle: float | None,
+    replaces: bool,
+    persist: bool,
+) -> None:
+    """Raise ``UsageError`` for an argument or an option of an insertion that ``--list`` or ``--remove`` ignores."""
+    given = {
+        "argument": patch, "--build-id": build_id, "--when-idle": idle, "--replace": replaces, "--persist": persist,
+    }  # fmt: skip
+    for option, value in given.items():
+        if value:
+            raise click.UsageError(f"{verb} takes no {option}")
+
+
 def _restore(pid: int, record: PatchRecord) -> bool:
     from dprobes.engines.ptrace.patching.live_patches import remove_patch, restored_text
 
@@ -304,7 +326,8 @@ def _is_named(record: PatchRecord, named: str) -> bool:
     found = _PATCH.fullmatch(named)
     if found is None or str(Path(found["path"]).absolute()) != record.path or found["symbol"] != record.symbol:
         return False
-    return found["function"] in (None, record.function)
+    module, _, function = (found["function"] or "").rpartition(":")
+    return function in ("", record.function) and Path(module).name in ("", Path(record.module).name)
 
 
 def _remove(pid: int | None, named: str | None) -> int:
