@@ -18,6 +18,7 @@ import reference_support
 import reference_verbs
 
 from dprobes.arch import ARCHITECTURE_NAMES, Direction, architecture
+from dprobes.arch.x86_processors import ACCESSED
 from dprobes.rpn import instruction_set
 from dprobes.rpn.instruction_set import Token
 from dprobes.rpn.keyed_tables import (
@@ -643,7 +644,7 @@ def register_rows(arch: Architecture) -> list[str]:
     """Return a table with a row for each set of registers of one size that the same instructions accept."""
     rows = ["| registers (index) | bits | push u | push r | pop u | pop r |", "|---|---|---|---|---|---|"]
     alike: dict[tuple[int, frozenset[Direction]], list[Register]] = {}
-    for register in arch.registers:
+    for register in (each for each in arch.registers if each.name != ACCESSED):  # not for users' programs
         alike.setdefault((register.bits, frozenset(register.allowed)), []).append(register)
     for (bits, allowed), registers in alike.items():
         marks = " | ".join("y" if direction in allowed else "n" for direction in Direction)

@@ -12,6 +12,7 @@ from man_command import DATE
 from roff import Page, bold, escaped, italic
 
 from dprobes.arch import ARCHITECTURE_NAMES, Direction, architecture
+from dprobes.arch.x86_processors import ACCESSED
 from dprobes.rpn import instruction_set
 from dprobes.rpn.program_text import KEYWORD_ALIASES, Header, keywords_of
 from dprobes.version import __version__
@@ -153,7 +154,8 @@ def about(row: instruction_set.Row) -> str:
 
 def register_rows(arch: Architecture) -> Iterator[tuple[str, ...]]:
     """Return a row for each run of registers that may do the same."""
-    for (bits, allowed), run in itertools.groupby(arch.registers, lambda each: (each.bits, each.allowed)):
+    known = [each for each in arch.registers if each.name != ACCESSED]  # it is not for users' programs
+    for (bits, allowed), run in itertools.groupby(known, lambda each: (each.bits, each.allowed)):
         marks = ("y" if direction in allowed else "n" for direction in Direction)
         yield (shortened([register.name for register in run]), str(bits), *marks)
 
