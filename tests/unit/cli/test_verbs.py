@@ -459,7 +459,7 @@ def test_locate_shows_a_system_call_with_its_fields(capsys: pytest.CaptureFixtur
 def test_locate_lists_system_calls_by_a_pattern(capsys: pytest.CaptureFixture[str]) -> None:
     assert outcome(capsys, "locate", "syscall:*at2") == (
         0,
-        "syscall renameat2\nsyscall openat2\nsyscall faccessat2\n",
+        "syscall renameat2\nsyscall openat2\nsyscall faccessat2\nsyscall fchmodat2\n",
         "",
     )
 
