@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Progress",
     "clear_screen",
+    "counted",
     "error",
     "note",
     "print_line",
@@ -74,6 +75,11 @@ def width() -> int | None:
         return os.get_terminal_size(sys.stderr.fileno()).columns or None
     except (OSError, ValueError, AttributeError):
         return None
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number and a noun, which gets an "s" unless the number is 1."""
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def is_number(text: str) -> bool:

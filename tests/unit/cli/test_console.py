@@ -10,6 +10,8 @@ import sys
 
 import pytest
 
+from dprobes.cli import console
+
 SOURCE = """
 import sys, time
 from dprobes.cli.console import Progress
@@ -98,3 +100,7 @@ def test_verbs_that_look_for_something_say_so_before_what_they_have_found(
     assert printed in output
     assert said.startswith(f"\r{what} ... ")
     assert said.endswith("\r\x1b[Kdone\r\n")
+
+
+def test_only_one_thing_is_in_the_singular() -> None:
+    assert [console.counted(number, "call") for number in (0, 1, 2)] == ["0 calls", "1 call", "2 calls"]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import TYPE_CHECKING, NamedTuple
 
-from dprobes.cli.output.counted_nouns import counted
+from dprobes.cli.console import counted
 from dprobes.dpc.types.c_types import Array, Record, size_of
 from dprobes.escapes import json_text
 

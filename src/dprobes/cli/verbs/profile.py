@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from dprobes.cli import console
-from dprobes.cli.console import Progress, print_lines, print_table
+from dprobes.cli.console import Progress, counted, print_lines, print_table
 from dprobes.cli.output.call_profile import TEXT_HEADER, callgrind_lines, json_lines, since, text_rows
-from dprobes.cli.output.counted_nouns import counted
 from dprobes.cli.output.function_graph import GRAPH_ITEMS, GraphView
 from dprobes.cli.output.stack_profiles import FOLDED, check_stacks_target, is_perfetto, write_stacks
 from dprobes.cli.runs.code_places import CodePlaces

@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from dprobes.cli import console
-from dprobes.cli.console import Progress, print_lines, print_table
-from dprobes.cli.output.counted_nouns import counted
+from dprobes.cli.console import Progress, counted, print_lines, print_table
 from dprobes.cli.output.storage_profile import (
     TEXT_HEADER,
     Field,
