@@ -50,8 +50,8 @@ The first one is a ``pid_t``: nothing arrives of the high half of its register.
 _SYS_PROCESS_VM_READV = 310
 _ARGUMENTS = ("edi", "esi", "edx", "ecx", "r8", "r9")
 _READABLE = frozenset({*_ARGUMENTS, "eip"})
-_NOT_HERE = ("push u", "push tp", "log kstack", "vfyr")
-"""What asks for the user context, a tracepoint's field, a stack or mappings, which cannot be made up there."""
+_NOT_HERE = ("push u", "push tp", "log kstack", "vfyr", "push elapsed, <counter>")
+"""What asks for the user context, a tracepoint's field, a stack, mappings or counters of a call's entry."""
 
 _TARGET = Target("x86_64", 8, "little")
 
