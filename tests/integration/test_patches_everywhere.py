@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -108,6 +109,7 @@ def test_all_processes_are_patched_and_restored(shown: Path, start: Callable[[],
     assert f"new processes that map '{shown}' are patched, too; Ctrl-C restores the function\n" in said
     assert [ask(each) for each in (*processes, later)] == ["1", "1", "1"]
     assert all(code_is_original(pid, shown) for pid in everybody)
+    os.kill(child, signal.SIGKILL)
 
 
 def test_the_result_of_each_process_is_told(shown: Path, start: Callable[[], subprocess.Popen[str]]) -> None:
