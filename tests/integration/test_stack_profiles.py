@@ -207,7 +207,7 @@ def test_the_stacks_in_a_table_are_those_of_records(run_with: Runner, tmp_path: 
         (
             TABLES,
             ["folded"],
-            "several tables have call stacks as keys: @ and @twice",
+            "several tables have call stacks as keys: @, @twice",
             "name the one of the profile: --weight @",
         ),
         (

@@ -65,8 +65,8 @@ def test_a_name_of_several_places() -> None:
         "'helper' is the name of 2 places in the kernel, at offsets 0x40 (after '_text'), 0x180 (after 'kernel_clone')"
     )
     assert caught.value.hint == (
-        "write the intended one as 'offset = \"helper,1\"', or all as a pattern, 'offset = \"*:helper\"'; which "
-        "source file each is of is in no file here: debug information of the kernel has it"
+        "write the intended one as 'offset = \"helper,1\"', or all as a pattern, 'offset = \"*:helper\"'; debug "
+        "information of the kernel would show their source files"
     )
 
 
