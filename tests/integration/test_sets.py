@@ -622,7 +622,9 @@ def test_block(tmp_path: Path) -> None:
     assert written >= 8 << 11
     issued = {(each["device"], each["sector"]): each["sectors"] for each in Run(records, "").of("block.request.issue")}
     # The counters have partial completions of requests and other devices, too; 8 MiB are a lower bound of both.
-    assert sum(each["sectors"] for each in completed) >= 8 << 11
+    # Requests complete in interrupts, where the kernel skips a handler that would interrupt another one.
+    assert sum(issued.values()) >= 8 << 11
+    assert completed
     assert all(issued.get((each["device"], each["sector"])) == each["sectors"] for each in completed[:50])
     assert all(0 < each["elapsed"] < 60 * 10**9 for each in completed)
 
