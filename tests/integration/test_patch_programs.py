@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 OBJECT = ("-shared", "-fPIC", "-nostartfiles")
 ORIGINAL = "1003 107 4"
-"""What replaced.c prints without a patch."""
+"""The output of replaced.c without a patch."""
 
 
 @pytest.fixture

@@ -622,7 +622,7 @@ def test_block(tmp_path: Path) -> None:
     assert written >= 8 << 11
     issued = {(each["device"], each["sector"]): each["sectors"] for each in Run(records, "").of("block.request.issue")}
     # The counters have partial completions of requests and other devices, too; 8 MiB are a lower bound of both.
-    # Requests complete in interrupts, where the kernel skips a handler that would interrupt another one.
+    # In some runs not all completions of the 8 MiB had a hit, and the cause is not known. So only requests are added.
     assert sum(issued.values()) >= 8 << 11
     assert completed
     assert all(issued.get((each["device"], each["sector"])) == each["sectors"] for each in completed[:50])

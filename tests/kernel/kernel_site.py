@@ -51,7 +51,7 @@ _SYS_PROCESS_VM_READV = 310
 _ARGUMENTS = ("edi", "esi", "edx", "ecx", "r8", "r9")
 _READABLE = frozenset({*_ARGUMENTS, "eip"})
 _NOT_HERE = ("push u", "push tp", "log kstack", "vfyr", "push elapsed, <counter>")
-"""What asks for the user context, a tracepoint's field, a stack, mappings or counters of a call's entry."""
+"""Instructions that need a user context, a tracepoint, a stack, mappings, or counters read at a call's entry."""
 
 _TARGET = Target("x86_64", 8, "little")
 
